@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/**
+ * @file batch.h
+ * @brief Batch: which rows of a call belong to which sequence and slot, planned once per step for all layers.
+ *
+ * A batch lives in memory of the caller (lla_batch_size(), lla_batch_init()), owns nothing outside it and needs no release;
+ * but node blocks that it reserved come back only by lla_state_commit(), by planning it again, or by lla_batch_discard().
+ * One batch belongs to one thread at a time; several batches of one state may be in flight if their slots are disjoint.
+ */
+#ifndef LLA_BATCH_H
+#define LLA_BATCH_H
+
+#include "context.h"
+
+LLA_BEGIN_DECLS
+
+/** Handle of a layer, see layer.h. */
+typedef struct lla_layer lla_layer;
+/** Handle of a state, see state.h. */
+typedef struct lla_state lla_state;
+/** A batch, inside the caller's memory. */
+typedef struct lla_batch lla_batch;
+
+/** @brief Upper limits of what a batch will ever hold. Workspaces are sized from them. */
+typedef struct lla_batch_limits {
+  size_t struct_size;            /**< sizeof(lla_batch_limits). */
+  int64_t max_sequences;         /**< sequences, padding included, >= 0. */
+  int64_t max_rows;              /**< rows of all sequences together (slack rows included), >= 0. */
+  int64_t max_rows_per_sequence; /**< rows of one sequence, >= 0; 0 = max_rows. */
+  int64_t max_length;            /**< longest sequence after the call, history included; 0 = max_rows_per_sequence
+                                      without a state, the state's max_length with one. */
+  int64_t max_snapshots;         /**< snapshots of all sequences together, >= 0. */
+} lla_batch_limits;
+
+/** Initialiser of @ref lla_batch_limits. */
+#define LLA_BATCH_LIMITS_INIT {sizeof(lla_batch_limits), 0, 0, 0, 0, 0}
+
+/**
+ * @brief The rows of one step. Index arrays are read during lla_batch_plan() only.
+ *
+ * Sequence b has rows offsets[b] ... offsets[b] + counts[b] - 1 of the tensors' row axis. Without `offsets` the batch is
+ * uniform: sequence b begins at b * rows_per_sequence. Without `counts` a sequence reaches to offsets[b + 1]
+ * (rows_per_sequence). Rows in no sequence are slack: inputs are not read, outputs and gradients set to zero.
+ */
+typedef struct lla_rows {
+  size_t struct_size;               /**< sizeof(lla_rows). */
+  int64_t sequences;                /**< number of sequences, >= 0. */
+  int64_t rows_per_sequence;        /**< uniform batches: row distance of two sequences. */
+  int64_t total_rows;               /**< length N of the tensors' row axis; 0 = the end of the last sequence. */
+  lla_index offsets;                /**< [sequences + 1] rising row offsets, or not given (uniform). */
+  lla_index counts;                 /**< [sequences] rows of each sequence, or not given. */
+  lla_index slot_in;                /**< [sequences] slot with the history; -1 = padding: the rows are skipped and their
+                                         outputs zero. Not given: slot b (with a state). */
+  lla_index slot_out;               /**< [sequences] slot that receives history and rows; a slot other than slot_in must be
+                                         empty (this is a fork). Not given: slot_in. */
+  lla_index expected_positions;     /**< [sequences] position at which each slot must stand, checked; or not given. With no
+                                         state: the position at which each sequence starts (default 0). */
+  int64_t snapshots;                /**< number of snapshots. */
+  lla_index snapshot_sequences;     /**< [snapshots] sequence of each snapshot. */
+  lla_index snapshot_rows;          /**< [snapshots] rows of that sequence that it contains, 0 ... count. */
+  lla_index snapshot_slots;         /**< [snapshots] slot that receives it at commit; must be empty. */
+  lla_state *gradient_state;        /**< backward: state of kind LLA_STATE_GRADIENT with the same layers, or NULL. */
+  lla_index initial_gradient_slots; /**< [sequences] slot of gradient_state that receives the gradient of the state before
+                                         the first row, -1 = not wanted; planning empties it and gives it its shape. */
+  lla_index final_gradient_slots;   /**< [sequences] slot of gradient_state with the gradient of the state after the last
+                                         row, -1 = zero; read only. */
+} lla_rows;
+
+/** Initialiser of @ref lla_rows: nothing given. */
+#define LLA_ROWS_INIT                                                                                                       \
+  {sizeof(lla_rows), 0, 0, 0, {NULL, 0, 0}, {NULL, 0, 0}, {NULL, 0, 0}, {NULL, 0, 0}, {NULL, 0, 0}, 0, {NULL, 0, 0},         \
+   {NULL, 0, 0}, {NULL, 0, 0}, NULL, {NULL, 0, 0}, {NULL, 0, 0}}
+
+/**
+ * @brief Memory that a batch needs.
+ * @param context    the context.
+ * @param limits     upper limits.
+ * @param bytes      receives the size.
+ * @param alignment  receives the alignment (a power of two); may be NULL.
+ * @param error      may be NULL.
+ * @return LLA_OK; LLA_NULL_POINTER, LLA_STRUCT_VERSION, LLA_INVALID_ARGUMENT, LLA_SIZE_OVERFLOW. Any thread. Since 0.1.
+ */
+LLA_API lla_status lla_batch_size(const lla_context *context, const lla_batch_limits *limits, size_t *bytes,
+                                  size_t *alignment, lla_error *error);
+/**
+ * @brief Makes an unplanned batch in the caller's memory.
+ * @param context  the context; must outlive the batch.
+ * @param limits   as given to lla_batch_size().
+ * @param memory   the memory; stays the caller's, must not move while the batch is used.
+ * @param bytes    its size.
+ * @param batch    receives the batch (inside `memory`).
+ * @param error    may be NULL.
+ * @return LLA_OK; as lla_batch_size(); LLA_BUFFER_TOO_SMALL, LLA_MISALIGNED. Since 0.1.
+ */
+LLA_API lla_status lla_batch_init(lla_context *context, const lla_batch_limits *limits, void *memory, size_t bytes,
+                                  lla_batch **batch, lla_error *error);
+/**
+ * @brief Plans a step: checks the rows, looks the slots up, reserves node blocks. Once per step, for all layers.
+ * @param batch   the batch. If it was planned before and not committed, its reservations are given back first.
+ * @param state   the state whose slots are named, or NULL: every sequence starts empty and nothing is kept.
+ * @param rows    the rows; read during the call only.
+ * @param stream  stream of the device; NULL on the CPU.
+ * @param error   may be NULL; names the argument and the entry.
+ * @return LLA_OK; LLA_NULL_POINTER, LLA_STRUCT_VERSION, LLA_INVALID_ARGUMENT (out of a limit or range; a slot twice),
+ *         LLA_WRONG_CONTEXT, LLA_STATE_INCOMPATIBLE, LLA_LEVELS_EXCEEDED (beyond max_length), LLA_POSITION_MISMATCH,
+ *         LLA_SLOT_IN_USE, LLA_NO_BLOCKS. On failure the batch is unplanned and the state as it was. Since 0.1.
+ */
+LLA_API lla_status lla_batch_plan(lla_batch *batch, lla_state *state, const lla_rows *rows, void *stream, lla_error *error);
+/**
+ * @brief Drops a plan that will not be committed and gives its reservations back. NULL and unplanned batches are ignored.
+ *        Must not be called after the state of the plan was released. Since 0.1.
+ * @param batch  the batch.
+ */
+LLA_API void lla_batch_discard(lla_batch *batch);
+/**
+ * @brief Bits that say what went wrong in values that only the device could see; 0 = nothing. On the CPU always 0, since
+ *        every value is checked before anything is written. Since 0.1.
+ * @param batch  the batch; NULL gives 0.
+ */
+LLA_API uint32_t lla_batch_faults(const lla_batch *batch);
+
+LLA_END_DECLS
+
+#endif

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// What both mixers do around a chunk: gather its rows as floats, find the nodes of its past, store nodes and tails.
+//
+// A call's rows of one sequence are cut at multiples of the grain C into chunks. The first chunk may begin with rows that the
+// tail holds (or, before `start`, with zero rows); the last one may be incomplete. All rows of a chunk are read raw, everything
+// older through nodes, so numbers do not depend on how the sequence was cut.
+#pragma once
+
+#include <cstdint>
+
+#include "cpu/simd.h"
+#include "plugin/problem.h"
+
+namespace lla::cpu {
+
+// One chunk of one head. Local rows: [0, lo) are history, [lo, hi) belong to the call; lo < hi <= C.
+struct Chunk {
+  int64_t index = 0;     // number of the chunk: position of local row 0 is index * C
+  int64_t lo = 0, hi = 0;
+  int64_t row = 0;       // absolute row (row axis) of local row `lo`
+  float* q = nullptr;       // [hi - lo][dk], times scale
+  float* k = nullptr;       // [hi][dk]
+  float* v = nullptr;       // [hi][dv]
+  float* gate = nullptr;    // [hi]
+  float* write = nullptr;   // [hi]
+  float* lambda = nullptr;  // [hi - lo][L]; null: linear
+
+  bool complete(int64_t grain) const { return hi == grain; }
+};
+
+inline int64_t first_chunk(const Sequence& s, int64_t grain) { return s.position / grain; }
+inline int64_t chunk_count(const Sequence& s, int64_t grain) {
+  return s.rows == 0 ? 0 : (s.position + s.rows - 1) / grain - s.position / grain + 1;
+}
+
+// Floats of scratch that gather_chunk needs for its arrays.
+int64_t chunk_floats(const MixerShape& shape);
+// Fills `chunk` (arrays carved from `memory`) for chunk number `index` of sequence `s`, value head `head`.
+// Works for forward and backward problems alike: both have q, k, v, gate, write, lambda, batch, shape and state.
+struct MixerInputs {
+  const MixerShape* shape;
+  const View *q, *k, *v, *gate, *write, *lambda;
+  const SlotMemory* state;
+};
+void gather_chunk(const Simd& simd, const MixerInputs& in, const Sequence& s, int64_t head, int64_t index, float* memory,
+                  Chunk* chunk);
+
+// λ column with which rows read node `b` (kAbsorbed included); -1: linear, weight 1.
+int64_t column_of_node(const MixerShape& shape, int b);
+
+// Stores the raw rows that the plan asks for (Sequence::tail_to_store) of one head: v, gate and write of the head, and k of its
+// group if the head is the group's first. Reads call tensors and the old tail.
+void store_tail(const Simd& simd, const MixerForward& problem, const Sequence& s, int64_t head);
+
+// Node contents between block memory and floats.
+void load_node(const Simd& simd, const SlotMemory& memory, int32_t id, int64_t head, float* content, float* log_decay);
+void store_node(const Simd& simd, const SlotMemory& memory, int32_t id, int64_t head, const float* content, float log_decay);
+// Rounds content to the node type in place, as a store and load would (nothing for LLA_F32). `absorbed` nodes keep fp32.
+void round_node(const Simd& simd, const SlotMemory& memory, float* content);
+
+}  // namespace lla::cpu

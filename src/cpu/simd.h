@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// The SIMD operations of the CPU backend, one table per instruction set. Everything above them is plain C++ that takes a table.
+//
+// Order of sums is fixed and part of the contract: the bits of one output element depend on the operands and the instruction
+// set, never on m, n, the tile that it falls into, or the thread.
+#pragma once
+
+#include <cstdint>
+
+namespace lla::cpu {
+
+struct Simd {
+  int32_t isa;       // LLA_ISA_...
+  const char* name;  // "avx2"
+
+  // ---- products. No operand may overlap c. Rows may have any distance (lda, ldb, ldc in elements). ----
+  // c[i][j] (+)= sum_p a[i*lda + p] * b[j*ldb + p], p < k: rows times rows (y = x W^T).
+  void (*dot_product)(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
+                      int64_t ldc, bool accumulate);
+  // c[i][j] (+)= sum_p a[i*a_row + p*a_col] * b[p*ldb + j], p < k: a sum of outer products in order of p
+  // (a_row = lda, a_col = 1: A B;  a_row = 1, a_col = lda: A^T B).
+  void (*outer_product)(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
+                        int64_t ldb, float* c, int64_t ldc, bool accumulate);
+
+  // ---- types ----
+  void (*widen)(float* out, const void* in, int32_t dtype, int64_t n);              // to float
+  void (*narrow)(void* out, int32_t dtype, const float* in, int64_t n);             // from float, nearest even
+  void (*narrow_add)(void* out, int32_t dtype, const float* in, int64_t n);         // out = round(out + in)
+
+  // ---- vectors of n floats ----
+  float (*dot)(const float* a, const float* b, int64_t n);
+  float (*sum)(const float* a, int64_t n);
+  void (*scale)(float* out, const float* a, float s, int64_t n);                    // out = s * a (in place allowed)
+  void (*add_scaled)(float* out, const float* a, float s, int64_t n);               // out += s * a
+  void (*multiply)(float* out, const float* a, const float* b, int64_t n);          // out = a * b (in place allowed)
+  void (*multiply_add)(float* out, const float* a, const float* b, int64_t n);      // out += a * b
+  void (*exp)(float* out, const float* a, int64_t n);       // relative error <= 2e-7; exp(-inf) = 0, large negative -> 0
+  void (*sigmoid)(float* out, const float* a, int64_t n);
+  void (*silu)(float* out, const float* a, int64_t n);      // a * sigmoid(a)
+  void (*softplus)(float* out, const float* a, int64_t n);  // log(1 + e^a), accurate for large |a|
+};
+
+// The table of an instruction set that this CPU has.
+const Simd& simd(int32_t isa);
+
+}  // namespace lla::cpu
