@@ -66,7 +66,7 @@ typedef struct lla_rows {
                                          row, -1 = zero; read only. */
 } lla_rows;
 
-/** Initialiser of @ref lla_rows: nothing given. */
+/** Initialiser of `lla_rows`: nothing given. */
 #define LLA_ROWS_INIT                                                                                                       \
   {sizeof(lla_rows), 0, 0, 0, {NULL, 0, 0}, {NULL, 0, 0}, {NULL, 0, 0}, {NULL, 0, 0}, {NULL, 0, 0}, 0, {NULL, 0, 0},         \
    {NULL, 0, 0}, {NULL, 0, 0}, NULL, {NULL, 0, 0}, {NULL, 0, 0}}
@@ -116,6 +116,7 @@ LLA_API void lla_batch_discard(lla_batch *batch);
  * @brief Bits that say what went wrong in values that only the device could see; 0 = nothing. On the CPU always 0, since
  *        every value is checked before anything is written. Since 0.1.
  * @param batch  the batch; NULL gives 0.
+ * @return the bits.
  */
 LLA_API uint32_t lla_batch_faults(const lla_batch *batch);
 

@@ -120,7 +120,7 @@ typedef struct lla_context_options {
   const lla_log *log;             /**< default: silence. */
 } lla_context_options;
 
-/** Initialiser of @ref lla_context_options: every field its default. */
+/** Initialiser of `lla_context_options`: every field its default. */
 #define LLA_CONTEXT_OPTIONS_INIT {sizeof(lla_context_options), 0, 0, 0, 0, 0, 0, NULL, NULL, NULL}
 
 /**

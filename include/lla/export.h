@@ -18,13 +18,15 @@
 #define LLA_API
 #endif
 
-/** Opens a block of C declarations. */
-/** Closes a block of C declarations. */
 #ifdef __cplusplus
+/** Opens a block of C declarations. */
 #define LLA_BEGIN_DECLS extern "C" {
+/** Closes a block of C declarations. */
 #define LLA_END_DECLS }
 #else
+/** Opens a block of C declarations. */
 #define LLA_BEGIN_DECLS
+/** Closes a block of C declarations. */
 #define LLA_END_DECLS
 #endif
 

@@ -145,7 +145,7 @@ typedef struct lla_layer_desc {
   int32_t reserved;                  /**< 0. */
 } lla_layer_desc;
 
-/** Initialiser of @ref lla_layer_desc: every field 0. */
+/** Initialiser of `lla_layer_desc`: every field 0. */
 #define LLA_LAYER_DESC_INIT \
   {sizeof(lla_layer_desc), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
@@ -169,6 +169,7 @@ LLA_API void lla_layer_release(lla_layer *layer);
  * @param context      the context.
  * @param description  the description.
  * @param error        may be NULL; names the field.
+ * @return as lla_layer_create().
  */
 LLA_API lla_status lla_layer_supported(lla_context *context, const lla_layer_desc *description, lla_error *error);
 
@@ -232,6 +233,7 @@ LLA_API lla_status lla_layer_workspace(const lla_layer *layer, const lla_batch_l
  * @param bytes      receives the size.
  * @param alignment  receives the alignment; may be NULL.
  * @param error      may be NULL.
+ * @return as lla_layer_workspace().
  */
 LLA_API lla_status lla_layer_saved_size(const lla_layer *layer, const lla_batch_limits *limits, size_t *bytes,
                                         size_t *alignment, lla_error *error);
@@ -325,12 +327,13 @@ typedef struct lla_tasks lla_tasks;
 LLA_API lla_status lla_layer_forward_tasks(const lla_layer *layer, const lla_forward_args *arguments, lla_tasks **tasks,
                                            lla_error *error);
 /** @brief As lla_layer_forward_tasks(), for backward. Since 0.1. @param layer  the layer. @param arguments  as for
- *  lla_layer_backward(). @param tasks  receives the tasks. @param error  may be NULL. */
+ *  lla_layer_backward(). @param tasks  receives the tasks. @param error  may be NULL. @return as lla_layer_backward(). */
 LLA_API lla_status lla_layer_backward_tasks(const lla_layer *layer, const lla_backward_args *arguments, lla_tasks **tasks,
                                             lla_error *error);
-/** @brief Number of phases. Since 0.1. @param tasks  the tasks; NULL gives 0. */
+/** @brief Number of phases. Since 0.1. @param tasks  the tasks; NULL gives 0. @return the number. */
 LLA_API int64_t lla_tasks_phases(const lla_tasks *tasks);
-/** @brief Number of tasks of a phase (0 if there is no such phase). Since 0.1. @param tasks  the tasks. @param phase  0 ... */
+/** @brief Number of tasks of a phase. Since 0.1. @param tasks  the tasks. @param phase  0 ... phases - 1.
+ *  @return the number; 0 if there is no such phase. */
 LLA_API int64_t lla_tasks_count(const lla_tasks *tasks, int64_t phase);
 /**
  * @brief Runs one task. Never fails, allocates or waits. Since 0.1.

@@ -168,6 +168,7 @@ LLA_API size_t lla_dtype_size(lla_dtype dtype);
 /**
  * @brief λ columns that a sequence of a given length needs: 1 for up to one token, else 1 + bit_length(length - 1). Since 0.1.
  * @param length  tokens; a negative number counts as 0.
+ * @return the number of columns, >= 1.
  */
 LLA_API int64_t lla_levels_needed(int64_t length);
 /**
@@ -178,7 +179,16 @@ LLA_API int64_t lla_levels_needed(int64_t length);
  */
 LLA_API int64_t lla_level_of(int64_t query, int64_t key);
 
-/** @brief A contiguous tensor of rank 1 ... 4; a dimension after the last one used is given as -1. */
+/**
+ * @brief A contiguous tensor of rank 1 ... 4. Since 0.1.
+ * @param data   first element.
+ * @param dtype  element type.
+ * @param d0     first dimension.
+ * @param d1     second dimension, -1 = rank 1.
+ * @param d2     third dimension, -1 = rank 2.
+ * @param d3     fourth dimension, -1 = rank 3.
+ * @return the view.
+ */
 static inline lla_tensor lla_tensor_of(void *data, lla_dtype dtype, int64_t d0, int64_t d1, int64_t d2, int64_t d3) {
   lla_tensor t = {0, 0, 0, {0, 0, 0, 0, 0, 0}, {0, 0, 0, 0, 0, 0}};
   int64_t stride = 1;
@@ -196,7 +206,12 @@ static inline lla_tensor lla_tensor_of(void *data, lla_dtype dtype, int64_t d0, 
   }
   return t;
 }
-/** @brief A tensor in a role, with no flag. */
+/**
+ * @brief A tensor in a role, with no flag. Since 0.1.
+ * @param role    LLA_Q, ...
+ * @param tensor  the view.
+ * @return the binding.
+ */
 static inline lla_binding lla_bind(lla_role role, lla_tensor tensor) {
   lla_binding b;
   b.role = role;

@@ -24,15 +24,15 @@
 
 LLA_BEGIN_DECLS
 
-/** @brief Version of the loaded library as major * 10000 + minor * 100 + patch. Since 0.1. */
+/** @brief Version of the loaded library as a number. Since 0.1. @return major * 10000 + minor * 100 + patch. */
 LLA_API int32_t lla_version(void);
-/** @brief Version of the loaded library as text ("0.1.0"); static, never NULL. Since 0.1. */
+/** @brief Version of the loaded library as text. Since 0.1. @return "0.1.0", static, never NULL. */
 LLA_API const char *lla_version_string(void);
-/** @brief Number of the binary interface of the loaded library. Since 0.1. */
+/** @brief Number of the binary interface of the loaded library. Since 0.1. @return the number in the soname. */
 LLA_API int32_t lla_abi_version(void);
-/** @brief Identity of the source that the library was built from (a revision, or "unknown"); static, never NULL. Since 0.1. */
+/** @brief Identity of the source that the library was built from. Since 0.1. @return a revision or "unknown", static, never NULL. */
 LLA_API const char *lla_source_id(void);
-/** @brief How many facts about the build lla_build_option() knows. Since 0.1. */
+/** @brief How many facts about the build lla_build_option() knows. Since 0.1. @return the number. */
 LLA_API int64_t lla_build_option_count(void);
 /**
  * @brief One fact about the build, as "name=value" ("compiler=...", "targets=baseline,avx2,avx512"). Since 0.1.

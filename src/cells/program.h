@@ -47,6 +47,8 @@ struct Program {
   Step step[kMaxSteps];
 };
 
+// Whether the backend has a kernel for every step of forward and backward.
+lla_status check_programs(const Layer& layer, lla_error* error) noexcept;
 // Sizes of workspace and saved buffer.
 lla_status measure_program(const Layer& layer, const Limits& limits, lla_pass pass, size_t* bytes, lla_error* error) noexcept;
 lla_status measure_saved(const Layer& layer, const Limits& limits, size_t* bytes, lla_error* error) noexcept;

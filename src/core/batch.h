@@ -20,7 +20,7 @@ struct Batch {
   BatchPhase phase = BatchPhase::Empty;
   State* state = nullptr;           // of the plan; null: none
   State* gradient_state = nullptr;
-  bool uniform = false;             // all sequences have `uniform_rows` rows, sequence b begins at b * uniform_rows
+  bool uniform = false;             // sequence b begins at row b * uniform_rows and has so many rows at most
   int64_t uniform_rows = 0;
   int64_t released = 0;             // node blocks that the commit gave back
   BatchView view;                   // what kernels see; points into the arrays
@@ -28,24 +28,31 @@ struct Batch {
   Sequence* sequences = nullptr;            // [limits.sequences]
   struct SequenceRecord* records = nullptr; // [limits.sequences] what commit needs to know
   NodesToStore* nodes = nullptr;            // pool, filled front to back by planning
-  int64_t nodes_capacity = 0;
+  int64_t nodes_capacity = 0, nodes_used = 0;
   RowsToStore* rows = nullptr;
-  int64_t rows_capacity = 0;
+  int64_t rows_capacity = 0, rows_used = 0;
   RowRange* slack = nullptr;                // [limits.sequences + 1]
   struct SnapshotRecord* snapshots = nullptr;  // [limits.snapshots]
   int64_t snapshot_count = 0;
 };
 
 constexpr uint64_t kBatchMagic = 0x686374616261'6c6cu;
+// Limits::length of a batch without max_length: planning then takes the state's, or max_rows_per_sequence without a state.
+// For workspaces it is the longest sequence that there can be.
+constexpr int64_t kAnyLength = int64_t{1} << 62;
 
 // Fills in defaults (max_rows_per_sequence, max_length) and checks domains.
 lla_status read_limits(const lla_batch_limits& limits, Limits* out, lla_error* error) noexcept;
 lla_status batch_size(const Limits& limits, size_t* bytes, lla_error* error) noexcept;
 lla_status init_batch(Context* context, const Limits& limits, void* memory, size_t bytes, Batch** batch,
                       lla_error* error) noexcept;
-// Checks and plans. On failure the batch is Empty and the state as it was.
+// Checks and plans. On failure the batch is Empty and the state as it was. The slots of `gradient_state` that receive initial
+// gradients take their shape now, and discard_batch does not undo that.
+// Sequences without rows store nothing: commit_batch copies a fork or a snapshot that adds no row by itself.
 lla_status plan_batch(Batch* batch, State* state, const lla_rows& rows, State* gradient_state, lla_error* error) noexcept;
 void discard_batch(Batch* batch) noexcept;
+// Gives fresh node blocks and reservations of a plan with a state back; returns how many blocks went back to the pool.
+int64_t release_plan(Batch* batch) noexcept;
 // Whether forward may run now: planned with this state, and no slot has moved since.
 lla_status check_batch(const Batch& batch, const State* state, lla_error* error) noexcept;
 lla_status commit_batch(State* state, Batch* batch, const lla_index& accepted, lla_error* error) noexcept;

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "core/context.h"
+#include "core/index_array.h"
 #include "lla/state.h"
 #include "plugin/slot.h"
 
@@ -33,8 +34,20 @@ struct StatePlan {
   int64_t node_levels = 0;     // separate levels that max_length can reach in any layer
   bool uses_absorbed = false;  // some layer is linear or absorbing
   bool rewrites_nodes = false; // some layer (log-linear delta rule) rewrites all live nodes at each fold
-  int64_t tail_capacity = 0, conv_capacity = 0;  // conv: of the widest convolution of the group
+  int64_t tail_capacity = 0, conv_capacity = 0;  // conv: of the widest convolution of the group; 0: there is none
+  int64_t conv_reach = 0;      // W - 1 of the widest convolution
+
+  // Nodes of one level each, and the absorbing one: the most that a slot links.
+  int64_t live_nodes() const { return node_levels + (uses_absorbed ? 1 : 0); }
+  int64_t chunk_start(int64_t position) const { return position - position % grain; }
+  // Convolution inputs that a slot keeps: enough to take back every row of its chunk.
+  int64_t conv_needed(int64_t position) const { return conv_capacity ? conv_reach + position % grain : 0; }
 };
+
+// A draft may cross so many chunk borders, so that a batch's size does not depend on the state.
+constexpr int64_t kMostDraftChunks = 64;
+// Number of the order of elements inside blocks (slot.h).
+constexpr int64_t kBlockLayout = 1;
 
 // Checks a group and a description against each other and fills the plan. `histories` [layers].
 lla_status plan_state(const Context& context, const LayerHistory* histories, int64_t layers, const lla_state_desc& description,
@@ -42,12 +55,42 @@ lla_status plan_state(const Context& context, const LayerHistory* histories, int
 // Geometry of one layer's blocks (struct_size is not touched).
 lla_status block_geometry(const StatePlan& plan, const LayerHistory& history, lla_block_kind kind,
                           lla_block_geometry* geometry, lla_error* error) noexcept;
+// Layouts of one layer's blocks.
+void lay_out(const StatePlan& plan, const LayerHistory& history, SlotMemory* memory) noexcept;
+
+// Whether the layer keeps node `b` (kAbsorbed included) in a block of its own.
+inline bool uses_node(const LayerHistory& history, int b) {
+  if (!history.has_mixer) return false;
+  const int apart = history.shape.separate_levels();
+  return b == kAbsorbed ? apart < kNodeLevels : b < apart;
+}
+// Whether node `b` of the image means something to the layer. The absorbing node of a layer that keeps `apart` levels exists
+// only once 2^apart chunks are full; before, the block that other layers of the group need holds nothing of this one.
+inline bool holds_node(const LayerHistory& history, const SlotImage& image, int b) {
+  if (image.node[b] < 0 || !uses_node(history, b)) return false;
+  if (b != kAbsorbed) return true;
+  const int apart = history.shape.separate_levels();
+  return apart == 0 || ((image.position / history.grain) >> apart) != 0;
+}
 
 // One slot. `version` changes with every change of the slot, so that a stale batch is noticed.
 struct SlotRecord {
   SlotImage image;
   uint64_t version = 0;
-  bool reserved = false;  // a planned batch writes into it
+  bool reserved = false;  // receives the fork or snapshot of a planned batch
+  int32_t appends = 0;    // planned batches that append to it in place
+  // Scratch of one call that changes the slot.
+  uint64_t mark = 0;      // equal to the call's stamp: the call has named this slot already
+  int32_t heir = -1;      // fork: who takes this slot's tail over
+  SlotImage next;         // what the image becomes
+
+  bool holds_nothing() const {
+    if (image.position != image.start) return false;
+    for (int32_t id : image.node) {
+      if (id >= 0) return false;
+    }
+    return true;
+  }
 };
 
 class State {
@@ -66,6 +109,10 @@ class State {
   SlotRecord& record(int64_t slot) { return records_[slot]; }
   // Empty: holds no rows and no reservation (position == start, no nodes).
   bool is_empty(int64_t slot) const;
+  // An empty image at a position; the slot keeps its block `tail`.
+  static SlotImage empty_image(int64_t position, int32_t tail);
+  // A number that no other call of this state has.
+  uint64_t new_stamp() noexcept { return stamps_.fetch_add(1, std::memory_order_relaxed) + 1; }
 
   // Node blocks. A new block has one reference; -1 if the pool is exhausted. Thread safe.
   int32_t take_node() noexcept;
@@ -74,10 +121,29 @@ class State {
   int64_t release_node(int32_t id) noexcept;
   int64_t free_nodes() const noexcept;
   bool node_is_shared(int32_t id) const noexcept;
+  void retain_nodes(const SlotImage& image) noexcept;
+  int64_t release_nodes(const SlotImage& image) noexcept;
+  // Gives the nodes of the slots' images back and takes `count` fresh ones, or does neither (false) if there are not enough.
+  // `slot_of(i)` for i in 0 ... slots - 1: the i-th slot, or -1.
+  template <class SlotOf, class Give>
+  bool exchange_nodes(int64_t slots, SlotOf slot_of, int64_t count, Give give) noexcept {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    int64_t available = free_count_;
+    for (int64_t i = 0; i < slots; ++i) available += sole_nodes_locked(slot_of(i));
+    if (available < count) return false;
+    for (int64_t i = 0; i < slots; ++i) drop_nodes_locked(slot_of(i));
+    for (int64_t i = 0; i < count; ++i) give(i, take_locked());
+    return true;
+  }
+  // Zeroes a node block, and a slot's tail and conv block, in all layers.
+  void clear_node(int32_t id) noexcept;
+  void clear_rows(int32_t tail) noexcept;
+  // Copies the rows that `image` holds from its tail and conv block to another one, to the same places.
+  void copy_rows(const SlotImage& image, int32_t to) noexcept;
 
-  // The functions of state.h, arguments already unpacked from lla_index into int64 arrays by `IndexReader` (capi).
-  lla_status reset(const int64_t* slots, int64_t count, const int64_t* positions, lla_error* error) noexcept;
-  lla_status fork(const int64_t* sources, const int64_t* targets, int64_t count, lla_error* error) noexcept;
+  // The functions of state.h. Arrays have passed check_index().
+  lla_status reset(IndexArray slots, int64_t count, IndexArray positions, lla_error* error) noexcept;
+  lla_status fork(IndexArray sources, IndexArray targets, int64_t count, lla_error* error) noexcept;
   lla_status truncate(int64_t slot, int64_t position, lla_error* error) noexcept;
   int64_t min_length(int64_t slot) const;
   lla_status query(lla_state_key key, int64_t slot, int64_t* value, lla_error* error) const noexcept;
@@ -94,8 +160,17 @@ class State {
   std::atomic<int64_t> references{1};
 
  private:
-  friend class BatchPlanner;
   State() = default;
+  lla_status check_slot(int64_t slot, const char* name, lla_error* error) const noexcept;
+  int32_t take_locked() noexcept;
+  int64_t release_locked(int32_t id) noexcept;
+  int64_t sole_nodes_locked(int64_t slot) const noexcept;
+  void drop_nodes_locked(int64_t slot) noexcept;
+  lla_status take_pools(const lla_block_memory* memory, int64_t memory_count, lla_error* error) noexcept;
+  // A block of node `b` that only this slot has, zeroed if there was none; -1 if the pool is exhausted.
+  int32_t own_node(SlotRecord* record, int b) noexcept;
+  // Lets a slot hold rows from `start` on that it did not hold: they are zero in all layers.
+  void extend_back(SlotImage* image, int64_t start) noexcept;
 
   Context* context_ = nullptr;
   StatePlan plan_;
@@ -106,6 +181,8 @@ class State {
   Array<int32_t> free_list_;
   int64_t free_count_ = 0;
   mutable std::mutex mutex_;  // free list and reference counts
+  std::atomic<uint64_t> stamps_{0};
+  int64_t slot_bytes_ = 0, node_bytes_ = 0, pool_bytes_ = 0;  // of one slot's rows, of one node, of everything; all layers
   struct OwnedPool {
     void* memory = nullptr;
     int64_t bytes = 0;

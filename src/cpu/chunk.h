@@ -45,6 +45,23 @@ struct MixerInputs {
 void gather_chunk(const Simd& simd, const MixerInputs& in, const Sequence& s, int64_t head, int64_t index, float* memory,
                   Chunk* chunk);
 
+// The pieces of which gather_chunk consists.
+// Rows [row, row + rows) of the row axis, `dim` elements of `head` each, as floats.
+void gather_view(const Simd& simd, const View& view, const Sequence& s, int64_t row, int64_t rows, int64_t head, int64_t dim,
+                 float* out);
+// One scalar per row and head; `absent` if the view is not present.
+void gather_scalars(const View& view, const Sequence& s, int64_t row, int64_t rows, int64_t head, float absent, float* out);
+// Where the tail holds the local rows [first, last) of the first chunk, last = its `lo`: two runs of ring indices. Local rows
+// before `first` are zero (before the sequence's start, or there is no history).
+struct TailRows {
+  int64_t first = 0, last = 0;
+  int64_t ring[2] = {0, 0}, count[2] = {0, 0};
+};
+TailRows tail_rows(const MixerShape& shape, const SlotMemory& state, const Sequence& s);
+// Fills the local rows [0, last) of those arrays that are not null: zeros before `first`, then the tail.
+void gather_tail(const Simd& simd, const MixerShape& shape, const SlotMemory& state, const Sequence& s, int64_t head,
+                 const TailRows& rows, float* k, float* v, float* gate, float* write);
+
 // λ column with which rows read node `b` (kAbsorbed included); -1: linear, weight 1.
 int64_t column_of_node(const MixerShape& shape, int b);
 
@@ -52,10 +69,10 @@ int64_t column_of_node(const MixerShape& shape, int b);
 // group if the head is the group's first. Reads call tensors and the old tail.
 void store_tail(const Simd& simd, const MixerForward& problem, const Sequence& s, int64_t head);
 
-// Node contents between block memory and floats.
+// Node contents between block memory and floats; load_node skips what is null.
 void load_node(const Simd& simd, const SlotMemory& memory, int32_t id, int64_t head, float* content, float* log_decay);
 void store_node(const Simd& simd, const SlotMemory& memory, int32_t id, int64_t head, const float* content, float log_decay);
-// Rounds content to the node type in place, as a store and load would (nothing for LLA_F32). `absorbed` nodes keep fp32.
+// Rounds content to the node type in place, as a store and load would (nothing for LLA_F32 or without a state).
 void round_node(const Simd& simd, const SlotMemory& memory, float* content);
 
 }  // namespace lla::cpu

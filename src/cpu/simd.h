@@ -9,6 +9,10 @@
 
 namespace lla::cpu {
 
+// dot_product sums k in blocks of this length, so a caller may cut k there (with `accumulate` from the second cut on) and gets
+// the same bits. outer_product may be cut anywhere.
+constexpr int64_t kDotDepth = 768;
+
 struct Simd {
   int32_t isa;       // LLA_ISA_...
   const char* name;  // "avx2"

@@ -188,10 +188,11 @@ struct Projection {
   Matrix dweight, dbias;
 };
 
-// Zeroes the slack rows of y; with `copy` also y (+)= x on live rows (types may differ).
+// Zeroes the slack rows of y (not if y accumulates); with `copy` also y (+)= x on live rows (types may differ).
 struct RowsFill {
   int64_t heads = 1, dim = 0;
   bool copy = false;
+  int64_t sequence_rows = 0;  // > 0: y is [B, T, ...] and slack row r is that of sequence r / sequence_rows; else sequence 0
   BatchView batch;
   View x, y;
 };

@@ -12,7 +12,7 @@
 // index (tail_origin + p - a) mod capacity. Of the convolution it holds `conv_rows` rows before n; row n - i (i >= 1) lies
 // at ring index (conv_origin - i) mod conv_capacity. Rows before `start` count as zero and are never read.
 // Capacities leave room for uncommitted rows beside committed ones, so that an append destroys nothing:
-//   tail: C + max(C, max_draft);  conv: 2 * (W - 1) + C + max_draft.
+//   tail: C + max(C, max_draft);  conv: 2 * (W - 1) + C + max(C, max_draft).
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// The little arithmetic of a language model that is not lla's: embedding, residual sums, the gate of the MLP, the loss.
+// Everything works row by row in float (double for LLA_F64 rows), rounds once on storing, and runs on the program's threads.
+#pragma once
+
+#include <cstdint>
+
+#include <lla/lla.h>
+
+#include "handles.h"
+#include "tensor.h"
+#include "threads.h"
+
+namespace lm {
+
+// Rows [count, width] of one element type, one after the other.
+struct Rows {
+  void* data = nullptr;
+  lla_dtype dtype = LLA_F32;
+  int64_t count = 0, width = 0;
+
+  lla_tensor view() const { return lla_tensor_of(data, dtype, count, width, -1, -1); }
+  void* row(int64_t r) const {
+    return static_cast<char*>(data) + static_cast<size_t>(r * width) * lla_dtype_size(dtype);
+  }
+};
+
+// Memory for up to `capacity` rows.
+class RowBuffer {
+ public:
+  RowBuffer() = default;
+  RowBuffer(int64_t capacity, int64_t width, lla_dtype dtype)
+      : memory_(static_cast<size_t>(capacity * width) * lla_dtype_size(dtype)), width_(width), dtype_(dtype) {}
+  Rows rows(int64_t count) const { return {memory_.data(), dtype_, count, width_}; }
+
+ private:
+  Buffer memory_;
+  int64_t width_ = 0;
+  lla_dtype dtype_ = LLA_F32;
+};
+
+void embed(Threads& threads, const int32_t* ids, const Tensor& table, const Rows& out);
+// gradient[ids[r]] += dy[r]; gradient is [vocab, width] in LLA_F32 or LLA_F64.
+void embed_backward(Threads& threads, const int32_t* ids, const Rows& dy, Tensor* gradient);
+void add(Threads& threads, const Rows& x, const Rows& sum);  // sum += x
+// y = silu(gate) * up
+void gate_product(Threads& threads, const Rows& gate, const Rows& up, const Rows& y);
+// Overwrites gate and up with their gradients.
+void gate_product_backward(Threads& threads, const Rows& dy, const Rows& gate, const Rows& up);
+// losses[r] = -log softmax(logits[r])[targets[r]]; a target < 0 counts as nothing. With `gradient_scale` != 0 the logits are
+// overwritten with gradient_scale * d loss / d logits.
+void cross_entropy(Threads& threads, const Rows& logits, const int32_t* targets, double gradient_scale, double* losses);
+
+}  // namespace lm

@@ -1,0 +1,484 @@
+// SPDX-License-Identifier: Apache-2.0
+// Planning a batch: checks the caller's arrays entry by entry, then says which blocks receive which nodes and rows. Nothing
+// outside the batch changes before everything is checked.
+#include <algorithm>
+#include <new>
+
+#include "core/batch.h"
+#include "core/batch_records.h"
+#include "core/checked.h"
+#include "core/error.h"
+#include "core/fenwick.h"
+#include "core/gradient_plan.h"
+
+namespace lla {
+
+namespace {
+
+long long ll(int64_t x) { return static_cast<long long>(x); }
+
+}  // namespace
+
+class BatchPlanner {
+ public:
+  BatchPlanner(Batch* batch, State* state, const lla_rows& rows, State* gradient, lla_error* error)
+      : batch_(*batch), state_(state), rows_(rows), gradient_(gradient), error_(error) {}
+
+  lla_status run() {
+    batch_.phase = BatchPhase::Empty;
+    batch_.state = state_;
+    batch_.gradient_state = gradient_;
+    batch_.nodes_used = batch_.rows_used = batch_.snapshot_count = batch_.released = 0;
+    batch_.view = BatchView();
+    lla_status status = check();
+    if (status == LLA_OK && state_) {
+      status = plan_stores();
+      if (status == LLA_OK && gradient_) status = plan_gradients(&batch_, rows_, error_);
+      if (status == LLA_OK) reserve();
+      else release_plan(&batch_);
+    }
+    if (status != LLA_OK) {
+      batch_.state = batch_.gradient_state = nullptr;
+      batch_.view = BatchView();
+      return status;
+    }
+    batch_.phase = BatchPhase::Planned;
+    return LLA_OK;
+  }
+
+ private:
+  lla_status check();
+  lla_status check_arguments();
+  lla_status check_rows();
+  lla_status check_places(int64_t b);
+  lla_status check_state_slots(int64_t b);
+  lla_status check_destination(const char* name, int64_t entry, int64_t slot, bool in_place);
+  lla_status check_snapshots();
+  void list_slack();
+
+  lla_status plan_stores();
+  lla_status plan_nodes(Sequence* sequence, const SequenceRecord& record);
+  lla_status plan_border(const Sequence& sequence, int64_t border, const NodesToStore* previous);
+  void plan_rows(Sequence* sequence, SequenceRecord* record);
+  void plan_own_rows(const Sequence& sequence, SequenceRecord* record, RowsToStore* tail, RowsToStore* conv) const;
+  void plan_snapshot_rows(const Sequence& sequence, SnapshotRecord* snapshot, RowsToStore* tail, RowsToStore* conv) const;
+  void add_rows(const RowsToStore& rows, int64_t capacity);
+  void reserve();
+
+  bool is_draft(const Sequence& sequence) const { return sequence.rows <= state_->plan().max_draft; }
+  int64_t conv_available(const Sequence& sequence, int64_t position) const {
+    return std::min(sequence.history.conv_rows + position - sequence.position, state_->plan().conv_needed(position));
+  }
+
+  Batch& batch_;
+  State* state_;
+  const lla_rows& rows_;
+  State* gradient_;
+  lla_error* error_;
+  uint64_t stamp_ = 0;
+};
+
+// ---- checks -------------------------------------------------------------------------------------------------------------
+
+lla_status BatchPlanner::check() {
+  LLA_TRY(check_arguments());
+  for (int64_t b = 0; b < rows_.sequences; ++b) {
+    batch_.sequences[b] = Sequence();
+    batch_.records[b] = SequenceRecord();
+    batch_.sequences[b].index = b;
+  }
+  LLA_TRY(check_rows());
+  batch_.view.sequences = batch_.sequences;
+  batch_.view.count = rows_.sequences;
+  if (state_) stamp_ = state_->new_stamp();
+  for (int64_t b = 0; b < rows_.sequences; ++b) LLA_TRY(check_places(b));
+  LLA_TRY(check_snapshots());
+  list_slack();
+  return LLA_OK;
+}
+
+lla_status BatchPlanner::check_arguments() {
+  const Limits& limits = batch_.limits;
+  if (state_) {
+    if (state_->context() != batch_.context) return fail(error_, LLA_WRONG_CONTEXT, "state is of another context");
+    if (state_->plan().kind != LLA_STATE_VALUE)
+      return fail(error_, LLA_STATE_INCOMPATIBLE, "state is of kind LLA_STATE_GRADIENT: it takes no rows");
+  }
+  if (rows_.sequences < 0 || rows_.sequences > limits.sequences)
+    return fail(error_, LLA_INVALID_ARGUMENT, "sequences = %lld is not 0 ... %lld, the batch's max_sequences",
+                ll(rows_.sequences), ll(limits.sequences));
+  if (rows_.snapshots < 0 || rows_.snapshots > limits.snapshots)
+    return fail(error_, LLA_INVALID_ARGUMENT, "snapshots = %lld is not 0 ... %lld, the batch's max_snapshots",
+                ll(rows_.snapshots), ll(limits.snapshots));
+  if (rows_.rows_per_sequence < 0)
+    return fail(error_, LLA_INVALID_ARGUMENT, "rows_per_sequence is negative (%lld)", ll(rows_.rows_per_sequence));
+  if (rows_.total_rows < 0) return fail(error_, LLA_INVALID_ARGUMENT, "total_rows is negative (%lld)", ll(rows_.total_rows));
+  const struct {
+    const char* name;
+    const lla_index& index;
+    bool needs_state;
+  } arrays[] = {{"offsets", rows_.offsets, false},
+                {"counts", rows_.counts, false},
+                {"slot_in", rows_.slot_in, true},
+                {"slot_out", rows_.slot_out, true},
+                {"expected_positions", rows_.expected_positions, false},
+                {"snapshot_sequences", rows_.snapshot_sequences, true},
+                {"snapshot_rows", rows_.snapshot_rows, true},
+                {"snapshot_slots", rows_.snapshot_slots, true},
+                {"initial_gradient_slots", rows_.initial_gradient_slots, true},
+                {"final_gradient_slots", rows_.final_gradient_slots, true}};
+  for (const auto& array : arrays) {
+    if (!array.index.data) continue;
+    LLA_TRY(check_index(array.index, array.name, error_));
+    if (array.needs_state && !state_)
+      return fail(error_, LLA_INVALID_ARGUMENT, "%s is given, but no state", array.name);
+  }
+  if (rows_.snapshots > 0) {
+    for (size_t i = 5; i < 8; ++i) {
+      if (!arrays[i].index.data)
+        return fail(error_, LLA_NULL_POINTER, "snapshots = %lld, but %s is not given", ll(rows_.snapshots), arrays[i].name);
+    }
+  }
+  if (!rows_.slot_in.data && state_ && rows_.sequences > state_->plan().slots)
+    return fail(error_, LLA_INVALID_ARGUMENT, "sequences = %lld, but without slot_in the state's %lld slots allow no more",
+                ll(rows_.sequences), ll(state_->plan().slots));
+  if (!gradient_) {
+    for (size_t i = 8; i < 10; ++i) {
+      if (arrays[i].index.data) return fail(error_, LLA_NULL_POINTER, "%s is given, but no gradient_state", arrays[i].name);
+    }
+    return LLA_OK;
+  }
+  return check_gradient_state(state_, *gradient_, error_);
+}
+
+// Where each sequence's rows lie.
+lla_status BatchPlanner::check_rows() {
+  const Limits& limits = batch_.limits;
+  const bool ragged = rows_.offsets.data != nullptr;
+  int64_t end = 0;  // of the rows so far
+  if (!ragged) {
+    const Size all = Size(rows_.sequences) * rows_.rows_per_sequence;
+    if (!all.valid() || all.value() > limits.rows)
+      return fail(error_, LLA_INVALID_ARGUMENT, "%lld sequences of rows_per_sequence = %lld exceed the batch's max_rows %lld",
+                  ll(rows_.sequences), ll(rows_.rows_per_sequence), ll(limits.rows));
+    end = all.value();
+  }
+  for (int64_t b = 0; b < rows_.sequences; ++b) {
+    const int64_t begin = ragged ? index_at(rows_.offsets, b) : b * rows_.rows_per_sequence;
+    const int64_t next = ragged ? index_at(rows_.offsets, b + 1) : begin + rows_.rows_per_sequence;
+    if (begin < 0) return fail(error_, LLA_INVALID_ARGUMENT, "offsets[%lld] = %lld is negative", ll(b), ll(begin));
+    if (next < begin)
+      return fail(error_, LLA_INVALID_ARGUMENT, "offsets[%lld] = %lld is less than offsets[%lld] = %lld", ll(b + 1), ll(next),
+                  ll(b), ll(begin));
+    if (next > limits.rows)
+      return fail(error_, LLA_INVALID_ARGUMENT, "offsets[%lld] = %lld exceeds the batch's max_rows %lld", ll(b + 1), ll(next),
+                  ll(limits.rows));
+    const int64_t count = rows_.counts.data ? index_at(rows_.counts, b) : next - begin;
+    if (count < 0) return fail(error_, LLA_INVALID_ARGUMENT, "counts[%lld] = %lld is negative", ll(b), ll(count));
+    if (count > next - begin)
+      return fail(error_, LLA_INVALID_ARGUMENT, "counts[%lld] = %lld exceeds the %lld rows up to the next sequence", ll(b),
+                  ll(count), ll(next - begin));
+    if (count > limits.rows_per_sequence)
+      return fail(error_, LLA_INVALID_ARGUMENT, "sequence %lld has %lld rows, more than the batch's max_rows_per_sequence %lld",
+                  ll(b), ll(count), ll(limits.rows_per_sequence));
+    batch_.sequences[b].row_begin = begin;
+    batch_.sequences[b].rows = count;
+    if (ragged) end = begin + count;
+  }
+  const int64_t total = rows_.total_rows ? rows_.total_rows : end;
+  if (total < end)
+    return fail(error_, LLA_INVALID_ARGUMENT, "total_rows = %lld, but the sequences end at row %lld", ll(total), ll(end));
+  if (total > limits.rows)
+    return fail(error_, LLA_INVALID_ARGUMENT, "total_rows = %lld exceeds the batch's max_rows %lld", ll(total),
+                ll(limits.rows));
+  batch_.view.total_rows = total;
+  batch_.uniform = !ragged;
+  batch_.uniform_rows = ragged ? 0 : rows_.rows_per_sequence;
+  return LLA_OK;
+}
+
+// Where sequence b stands, and what it may become.
+lla_status BatchPlanner::check_places(int64_t b) {
+  Sequence& sequence = batch_.sequences[b];
+  const bool expected = rows_.expected_positions.data != nullptr;
+  int64_t longest = batch_.limits.length;
+  if (state_) {
+    LLA_TRY(check_state_slots(b));
+    if (sequence.padding) {
+      sequence.rows = 0;
+      return LLA_OK;
+    }
+    sequence.history = state_->record(batch_.records[b].slot_in).image;
+    sequence.position = sequence.history.position;
+    if (expected && index_at(rows_.expected_positions, b) != sequence.position)
+      return fail(error_, LLA_POSITION_MISMATCH, "expected_positions[%lld] = %lld, but slot %lld stands at %lld", ll(b),
+                  ll(index_at(rows_.expected_positions, b)), ll(batch_.records[b].slot_in), ll(sequence.position));
+    if (sequence.position + sequence.rows > state_->plan().max_length)
+      return fail(error_, LLA_LEVELS_EXCEEDED, "sequence %lld: %lld rows after position %lld exceed the state's max_length %lld",
+                  ll(b), ll(sequence.rows), ll(sequence.position), ll(state_->plan().max_length));
+  } else {
+    sequence.position = expected ? index_at(rows_.expected_positions, b) : 0;
+    if (sequence.position < 0)
+      return fail(error_, LLA_INVALID_ARGUMENT, "expected_positions[%lld] = %lld is negative", ll(b), ll(sequence.position));
+    sequence.history.position = sequence.history.start = sequence.position;
+    if (longest == kAnyLength) longest = batch_.limits.rows_per_sequence;
+  }
+  if (sequence.position > longest - sequence.rows)
+    return fail(error_, LLA_LEVELS_EXCEEDED, "sequence %lld: %lld rows after position %lld exceed the batch's max_length %lld",
+                ll(b), ll(sequence.rows), ll(sequence.position), ll(longest));
+  return LLA_OK;
+}
+
+lla_status BatchPlanner::check_state_slots(int64_t b) {
+  SequenceRecord& record = batch_.records[b];
+  const int64_t slots = state_->plan().slots;
+  const int64_t in = rows_.slot_in.data ? index_at(rows_.slot_in, b) : b;
+  if (in < -1 || in >= slots)
+    return fail(error_, LLA_INVALID_ARGUMENT, "slot_in[%lld] = %lld is not below the state's %lld slots", ll(b), ll(in),
+                ll(slots));
+  const int64_t out = rows_.slot_out.data ? index_at(rows_.slot_out, b) : in;
+  if (in == -1) {
+    if (out != -1)
+      return fail(error_, LLA_INVALID_ARGUMENT, "slot_out[%lld] = %lld, but slot_in[%lld] = -1: padding", ll(b), ll(out), ll(b));
+    batch_.sequences[b].padding = true;
+    return LLA_OK;
+  }
+  record.slot_in = in;
+  record.slot_out = out;
+  LLA_TRY(check_destination("slot_out", b, out, in == out));
+  record.version_in = state_->record(in).version;
+  record.version_out = state_->record(out).version;
+  return LLA_OK;
+}
+
+lla_status BatchPlanner::check_destination(const char* name, int64_t entry, int64_t slot, bool in_place) {
+  if (slot < 0 || slot >= state_->plan().slots)
+    return fail(error_, LLA_INVALID_ARGUMENT, "%s[%lld] = %lld is not one of the state's %lld slots", name, ll(entry), ll(slot),
+                ll(state_->plan().slots));
+  SlotRecord& record = state_->record(slot);
+  if (record.mark == stamp_)
+    return fail(error_, LLA_INVALID_ARGUMENT, "%s[%lld] = %lld receives another sequence or snapshot already", name, ll(entry),
+                ll(slot));
+  record.mark = stamp_;
+  if (record.reserved || (!in_place && record.appends > 0))
+    return fail(error_, LLA_SLOT_IN_USE, "%s[%lld] = %lld is reserved by another planned batch", name, ll(entry), ll(slot));
+  if (!in_place && !record.holds_nothing())
+    return fail(error_, LLA_SLOT_IN_USE, "%s[%lld] = %lld is not empty", name, ll(entry), ll(slot));
+  return LLA_OK;
+}
+
+// Also hangs each snapshot into its sequence's list, which rises by rows.
+lla_status BatchPlanner::check_snapshots() {
+  for (int64_t i = 0; i < rows_.snapshots; ++i) {
+    SnapshotRecord snapshot;
+    snapshot.sequence = index_at(rows_.snapshot_sequences, i);
+    snapshot.rows = index_at(rows_.snapshot_rows, i);
+    snapshot.slot = index_at(rows_.snapshot_slots, i);
+    if (snapshot.sequence < 0 || snapshot.sequence >= rows_.sequences)
+      return fail(error_, LLA_INVALID_ARGUMENT, "snapshot_sequences[%lld] = %lld is not one of the %lld sequences", ll(i),
+                  ll(snapshot.sequence), ll(rows_.sequences));
+    const Sequence& sequence = batch_.sequences[snapshot.sequence];
+    if (sequence.padding)
+      return fail(error_, LLA_INVALID_ARGUMENT, "snapshot_sequences[%lld] = %lld is padding", ll(i), ll(snapshot.sequence));
+    if (snapshot.rows < 0 || snapshot.rows > sequence.rows)
+      return fail(error_, LLA_INVALID_ARGUMENT, "snapshot_rows[%lld] = %lld is not 0 ... %lld, the rows of sequence %lld", ll(i),
+                  ll(snapshot.rows), ll(sequence.rows), ll(snapshot.sequence));
+    LLA_TRY(check_destination("snapshot_slots", i, snapshot.slot, false));
+    snapshot.version = state_->record(snapshot.slot).version;
+    int64_t* link = &batch_.records[snapshot.sequence].first_snapshot;
+    while (*link >= 0 && batch_.snapshots[*link].rows <= snapshot.rows) link = &batch_.snapshots[*link].next;
+    snapshot.next = *link;
+    *link = i;
+    batch_.snapshots[i] = snapshot;
+    batch_.snapshot_count = i + 1;
+  }
+  return LLA_OK;
+}
+
+void BatchPlanner::list_slack() {
+  int64_t cursor = 0, count = 0;
+  for (int64_t b = 0; b < rows_.sequences; ++b) {
+    const Sequence& sequence = batch_.sequences[b];
+    if (sequence.padding || sequence.rows == 0) continue;
+    if (sequence.row_begin > cursor) batch_.slack[count++] = {cursor, sequence.row_begin};
+    cursor = sequence.row_begin + sequence.rows;
+  }
+  if (cursor < batch_.view.total_rows) batch_.slack[count++] = {cursor, batch_.view.total_rows};
+  batch_.view.slack = batch_.slack;
+  batch_.view.slack_count = count;
+}
+
+// ---- what is stored where -----------------------------------------------------------------------------------------------
+
+lla_status BatchPlanner::plan_stores() {
+  for (int64_t b = 0; b < rows_.sequences; ++b) {
+    Sequence& sequence = batch_.sequences[b];
+    if (sequence.padding) continue;
+    LLA_TRY(plan_nodes(&sequence, batch_.records[b]));
+    plan_rows(&sequence, &batch_.records[b]);
+  }
+  return LLA_OK;
+}
+
+// A draft may end at any row, so that every border it crosses may become its last; a longer append ends at its last row, and
+// only snapshots look at earlier borders.
+lla_status BatchPlanner::plan_nodes(Sequence* sequence, const SequenceRecord& record) {
+  const StatePlan& plan = state_->plan();
+  const int64_t first = plan.chunk_start(sequence->position);
+  const int64_t last = plan.chunk_start(sequence->position + sequence->rows);
+  const int64_t begin = batch_.nodes_used;
+  sequence->nodes_to_store = batch_.nodes + begin;
+  const NodesToStore* previous = nullptr;
+  const auto add = [&](int64_t border) -> lla_status {
+    if (border <= first || (previous && border <= previous->position)) return LLA_OK;
+    LLA_TRY(plan_border(*sequence, border, previous));
+    previous = &batch_.nodes[batch_.nodes_used - 1];
+    return LLA_OK;
+  };
+  if (is_draft(*sequence)) {
+    for (int64_t border = first + plan.grain; border <= last; border += plan.grain) LLA_TRY(add(border));
+  } else {
+    for (int64_t i = record.first_snapshot; i >= 0; i = batch_.snapshots[i].next) {
+      LLA_TRY(add(plan.chunk_start(sequence->position + batch_.snapshots[i].rows)));
+    }
+    LLA_TRY(add(last));
+  }
+  sequence->nodes_to_store_count = batch_.nodes_used - begin;
+  return LLA_OK;
+}
+
+// A node of the border ends in a chunk that is full. If that is one of the history's chunks, the history has the same node
+// (or none there: zero). If it is a later one, the preceding border may have made it; otherwise it is new.
+lla_status BatchPlanner::plan_border(const Sequence& sequence, int64_t border, const NodesToStore* previous) {
+  const StatePlan& plan = state_->plan();
+  const int64_t chunks = border / plan.grain, old_chunks = sequence.position / plan.grain;
+  const int64_t previous_chunks = previous ? previous->position / plan.grain : 0;
+  NodesToStore* nodes = ::new (static_cast<void*>(batch_.nodes + batch_.nodes_used++)) NodesToStore;
+  nodes->position = border;
+  nodes->write = 0;
+  for (int32_t& id : nodes->node) id = -1;
+  for (int b = 0; b < kNodes; ++b) {
+    bool fresh = b == kAbsorbed && plan.uses_absorbed;
+    if (b < plan.node_levels && ((chunks >> b) & 1)) {
+      const int64_t end = ((chunks >> (b + 1)) << (b + 1)) + (int64_t{1} << b);
+      if (end <= old_chunks) {
+        nodes->node[b] = sequence.history.node[b];
+        fresh = plan.rewrites_nodes && nodes->node[b] >= 0;
+      } else {
+        const bool made = end <= previous_chunks;
+        if (made) nodes->node[b] = previous->node[b];
+        fresh = plan.rewrites_nodes || !made;
+      }
+    }
+    if (!fresh) continue;
+    nodes->node[b] = state_->take_node();
+    if (nodes->node[b] < 0)
+      return fail(error_, LLA_NO_BLOCKS, "sequence %lld: the state's %lld node blocks are all in use", ll(sequence.index),
+                  ll(plan.node_blocks));
+    nodes->write |= uint64_t{1} << b;
+  }
+  return LLA_OK;
+}
+
+void BatchPlanner::add_rows(const RowsToStore& rows, int64_t capacity) {
+  if (rows.first >= rows.last || capacity == 0) return;
+  batch_.rows[batch_.rows_used] = rows;
+  batch_.rows[batch_.rows_used++].ring = static_cast<int32_t>(rows.ring % capacity);
+}
+
+void BatchPlanner::plan_rows(Sequence* sequence, SequenceRecord* record) {
+  const StatePlan& plan = state_->plan();
+  RowsToStore tail, conv;
+  plan_own_rows(*sequence, record, &tail, &conv);
+  sequence->tail_to_store = batch_.rows + batch_.rows_used;
+  const int64_t tail_begin = batch_.rows_used;
+  if (sequence->rows > 0) add_rows(tail, plan.tail_capacity);
+  for (int64_t i = record->first_snapshot; i >= 0; i = batch_.snapshots[i].next) {
+    RowsToStore snapshot_tail, unused;
+    plan_snapshot_rows(*sequence, &batch_.snapshots[i], &snapshot_tail, &unused);
+    if (batch_.snapshots[i].rows > 0) add_rows(snapshot_tail, plan.tail_capacity);
+  }
+  sequence->tail_to_store_count = batch_.rows_used - tail_begin;
+
+  sequence->conv_to_store = batch_.rows + batch_.rows_used;
+  const int64_t conv_begin = batch_.rows_used;
+  if (sequence->rows > 0) add_rows(conv, plan.conv_capacity);
+  for (int64_t i = record->first_snapshot; i >= 0; i = batch_.snapshots[i].next) {
+    RowsToStore unused, snapshot_conv;
+    plan_snapshot_rows(*sequence, &batch_.snapshots[i], &unused, &snapshot_conv);
+    if (batch_.snapshots[i].rows > 0) add_rows(snapshot_conv, plan.conv_capacity);
+  }
+  sequence->conv_to_store_count = batch_.rows_used - conv_begin;
+}
+
+// The destination's own rows. In place, a draft goes behind the rows that are there; a longer append leaves only the rows of
+// its last chunk, one grain further on, so that the rows of the present chunk stay as they are. A fork starts at ring index 0
+// and takes the rows of the present chunk along if the new position may lie in it.
+void BatchPlanner::plan_own_rows(const Sequence& sequence, SequenceRecord* record, RowsToStore* tail,
+                                 RowsToStore* conv) const {
+  const StatePlan& plan = state_->plan();
+  const SlotImage& history = sequence.history;
+  const int64_t position = sequence.position, end = position + sequence.rows;
+  const int64_t chunk = plan.chunk_start(position), last_chunk = plan.chunk_start(end);
+  const bool draft = is_draft(sequence), in_place = record->in_place();
+  RowPlaces& places = record->places;
+  tail->block = conv->block = state_->record(record->slot_out).image.tail;
+  tail->last = conv->last = end;
+
+  const bool keeps_chunk = draft || last_chunk == chunk;
+  places.tail_first = keeps_chunk ? chunk : last_chunk;
+  places.tail_ring = in_place ? history.tail_origin + (keeps_chunk ? 0 : plan.grain) : 0;
+  tail->first = in_place ? std::max(position, places.tail_first) : std::max(places.tail_first, history.start);
+  tail->ring = static_cast<int32_t>(places.tail_ring + tail->first - places.tail_first);
+
+  if (plan.conv_capacity == 0) return;
+  const int64_t kept = conv_available(sequence, end);      // of a long append
+  const bool jumps = !draft && kept <= sequence.rows;      // its rows alone fill what is kept
+  if (in_place) {
+    places.conv_first = jumps ? end - kept : position;
+    places.conv_ring = history.conv_origin;
+    places.conv_low = jumps ? end - kept : position - history.conv_rows;
+    conv->first = places.conv_first;
+  } else {
+    places.conv_low = draft ? position - std::min<int64_t>(history.conv_rows, plan.conv_needed(position)) : end - kept;
+    places.conv_first = conv->first = places.conv_low;
+    places.conv_ring = 0;
+  }
+  conv->ring = static_cast<int32_t>(places.conv_ring);
+}
+
+void BatchPlanner::plan_snapshot_rows(const Sequence& sequence, SnapshotRecord* snapshot, RowsToStore* tail,
+                                      RowsToStore* conv) const {
+  const StatePlan& plan = state_->plan();
+  const int64_t end = sequence.position + snapshot->rows;
+  RowPlaces& places = snapshot->places;
+  tail->block = conv->block = state_->record(snapshot->slot).image.tail;
+  tail->last = conv->last = end;
+  places.tail_first = plan.chunk_start(end);
+  tail->first = std::max(places.tail_first, sequence.history.start);
+  tail->ring = static_cast<int32_t>(tail->first - places.tail_first);
+  if (plan.conv_capacity == 0) return;
+  places.conv_low = places.conv_first = conv->first = end - conv_available(sequence, end);
+}
+
+void BatchPlanner::reserve() {
+  for (int64_t b = 0; b < rows_.sequences; ++b) {
+    SequenceRecord& record = batch_.records[b];
+    if (batch_.sequences[b].padding) continue;
+    SlotRecord& slot = state_->record(record.slot_out);
+    if (record.in_place()) ++slot.appends;
+    else slot.reserved = true;
+    record.reserved = true;
+  }
+  for (int64_t i = 0; i < batch_.snapshot_count; ++i) {
+    state_->record(batch_.snapshots[i].slot).reserved = true;
+    batch_.snapshots[i].reserved = true;
+  }
+}
+
+lla_status plan_batch(Batch* batch, State* state, const lla_rows& rows, State* gradient_state, lla_error* error) noexcept {
+  discard_batch(batch);
+  return BatchPlanner(batch, state, rows, gradient_state, error).run();
+}
+
+}  // namespace lla

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// Backward of the delta rule. One task per sequence, group and part of the group's heads walks its heads' pieces in reverse;
+// a second phase sums the parts' gradients of q and k. Node sets come from `saved` or from a first sweep that keeps some.
+#include <algorithm>
+
+#include "cpu/delta_rule.h"
+#include "cpu/delta_rule_gradient.h"
+
+namespace lla::cpu {
+
+namespace {
+
+// Pieces from one kept node set to the next when nothing was saved: about the square root of the number of pieces.
+int64_t segment_pieces(int64_t pieces) {
+  int64_t segment = kDeltaSavedPieces;
+  while (segment * segment < pieces) segment *= 2;
+  return segment;
+}
+
+int64_t most_pieces(const DeltaShape& shape, const MixerShape& mixer, const Limits& limits) {
+  return (limits.rows_per_sequence + mixer.grain - 1) / shape.rows + 1;
+}
+
+struct BackwardScratch {
+  DeltaNodes gradients;
+  DeltaPieceGradient piece;
+  DeltaNodeGradientScratch nodes;
+  float* dy = nullptr;
+  float* row = nullptr;          // [max(dk, dv)]
+  float* sets = nullptr;         // node sets of the pieces of a segment
+  float* checkpoints = nullptr;  // node sets at the starts of segments, from the second on
+  int64_t slots = 0;             // of each of these sets
+  int64_t segment = 0;
+};
+
+void carve_backward(const DeltaShape& shape, const MixerShape& mixer, const Limits& limits, DeltaArena* arena,
+                    DeltaHead* head, BackwardScratch* scratch) {
+  carve_head(shape, mixer, arena, head);
+  carve_piece_gradient(shape, arena, &scratch->piece);
+  carve_node_gradient_scratch(shape, arena, &scratch->nodes);
+  scratch->dy = arena->floats(Size(shape.rows) * shape.value_dim);
+  scratch->row = arena->floats(std::max(shape.key_dim, shape.value_dim));
+  const int64_t pieces = most_pieces(shape, mixer, limits);
+  scratch->segment = segment_pieces(pieces);
+  scratch->slots = delta_slots(shape, limits.length / shape.rows);
+  const Size set = Size(scratch->slots) * shape.key_dim * shape.value_dim;
+  float* gradients = arena->floats(set);
+  set_buffers(shape, gradients, scratch->slots, &scratch->gradients);
+  scratch->sets = arena->floats(set * std::min(pieces, scratch->segment));
+  scratch->checkpoints = arena->floats(set * (pieces / scratch->segment));
+}
+
+// One head's backward sweep.
+struct HeadBackward {
+  DeltaHead* head;
+  BackwardScratch* scratch;
+  const MixerBackward* problem;
+  const DeltaRowsOut* out;
+  int64_t set_size;
+
+  float* set(int64_t number) const { return scratch->sets + number * set_size; }
+
+  // Moves the nodes from the start of piece `index` to its end, as forward did.
+  void advance(int64_t index) const {
+    gather_chunk_of(head, index);
+    select_piece(head, index);
+    head->piece.m = 0;
+    prepare_piece(head->simd, head->shape, true, &head->piece);
+    pass_nodes(head->simd, head->shape, head->piece, index, true, head->node_scratch, &head->nodes, nullptr);
+    if ((index + 1) % head->shape.per_chunk == 0) round_nodes(head, index + 1);
+  }
+
+  void keep_checkpoints(int64_t first, int64_t last, int64_t segment) const {
+    set_buffers(head->shape, set(0), scratch->slots, &head->nodes);
+    load_history(head, true);
+    const int64_t final = first + (last - first) / segment * segment;
+    for (int64_t index = first; index < final; ++index) {
+      advance(index);
+      const int64_t done = index + 1 - first;
+      if (done % segment == 0) {
+        store_set(*head, index + 1, scratch->checkpoints + (done / segment - 1) * set_size, scratch->slots);
+      }
+    }
+  }
+
+  void backward_piece(int64_t index) const {
+    const DeltaShape& shape = head->shape;
+    gather_chunk_of(head, index);
+    select_piece(head, index);
+    DeltaPiece& piece = head->piece;
+    bool fold = false;
+    if (piece.n == shape.rows) {
+      for_live_entries(shape, index + 1, [&](int e) { fold = fold || scratch->gradients.content[e]; });
+    }
+    prepare_piece(head->simd, shape, fold, &piece);
+    const int64_t query = std::max(head->row_in_chunk(index), head->chunk.lo) - head->chunk.lo;
+    gather_view(head->simd, problem->dy, head->sequence, head->chunk.row + query, piece.m, head->head, shape.value_dim,
+                scratch->dy);
+    DeltaPieceGradient& gradient = scratch->piece;
+    gradient.dy = scratch->dy;
+    gradient.dkb = gradient.da + piece.m * shape.key_dim;
+    pass_nodes_backward(head->simd, shape, piece, index, fold, head->nodes, scratch->nodes, &scratch->gradients, &gradient);
+    piece_backward(head->simd, shape, fold, &piece, &gradient);
+    write_piece_gradient(*head, *problem, *out, index, scratch->row, &gradient);
+  }
+
+  void run(const DeltaSaved& saved) const {
+    const DeltaShape& shape = head->shape;
+    const int64_t first = head->first_piece(), last = head->last_piece(), boundary = head->end_boundary();
+    const int64_t segment = problem->saved ? kDeltaSavedPieces : scratch->segment;
+    if (!problem->saved && last - first >= segment) keep_checkpoints(first, last, segment);
+    std::fill(scratch->gradients.content, scratch->gradients.content + kDeltaEntries, nullptr);
+    for (int64_t start = first + (last - first) / segment * segment; start >= first; start -= segment) {
+      const int64_t end = std::min(start + segment - 1, last), number = (start - first) / segment;
+      const float* kept = nullptr;
+      int64_t slots = scratch->slots;
+      if (number > 0 && problem->saved) {
+        kept = saved.set(const_cast<void*>(problem->saved), number, head->head);
+        slots = saved.slots;
+      } else if (number > 0) {
+        kept = scratch->checkpoints + (number - 1) * set_size;
+      }
+      // Contents at the start of each piece of the segment; those of the first lie elsewhere.
+      set_buffers(shape, set(0), scratch->slots, &head->nodes);
+      if (kept) {
+        use_set(head, start, kept, slots);
+      } else {
+        load_history(head, true);
+      }
+      const DeltaNodes at_start = head->nodes;
+      for (int64_t index = start; index < end; ++index) {
+        set_buffers(shape, set(index + 1 - start), scratch->slots, &head->nodes);
+        advance(index);
+      }
+      for (int64_t index = end; index >= start; --index) {
+        if (index + 1 == boundary) add_final_nodes(*head, *problem, boundary, scratch->nodes.sum, &scratch->gradients);
+        if (index == start) {
+          head->nodes = at_start;
+        } else {
+          use_set(head, index, set(index - start), scratch->slots);
+        }
+        backward_piece(index);
+      }
+    }
+    if (boundary == first) add_final_nodes(*head, *problem, boundary, scratch->nodes.sum, &scratch->gradients);
+    write_initial_nodes(*head, *problem, first, scratch->gradients);
+  }
+};
+
+}  // namespace
+
+void measure_delta_backward(const MixerBackward& problem, const Limits& limits, Need* need) {
+  const MixerShape& mixer = problem.shape;
+  const DeltaShape shape(mixer);
+  const MixerInputs in{};
+  const Sequence sequence;
+  DeltaArena arena(nullptr);
+  DeltaHead head(simd(LLA_ISA_BASELINE), shape, in, sequence, 0);
+  BackwardScratch scratch;
+  carve_backward(shape, mixer, limits, &arena, &head, &scratch);
+  need->per_thread = arena.bytes();
+  need->shared = arena.bytes() < 0 ? -1 : delta_partial_bytes(mixer, limits);
+}
+
+int32_t delta_backward_phases(const MixerBackward& problem) { return problem.shape.heads > problem.shape.groups ? 2 : 1; }
+
+int64_t delta_backward_tasks(const MixerBackward& problem, int32_t phase) {
+  const int64_t groups = problem.batch.count * problem.shape.groups;
+  return phase == 0 ? groups * delta_parts(problem.shape) : groups;
+}
+
+void run_delta_backward(const Simd& simd, const MixerBackward& problem, const Limits& limits, const Scratch& scratch,
+                        int32_t phase, int64_t task) {
+  const MixerShape& mixer = problem.shape;
+  const DeltaShape shape(mixer);
+  const MixerInputs in{&mixer, &problem.q, &problem.k, &problem.v, &problem.gate, &problem.write, &problem.lambda,
+                       &problem.state};
+  const int64_t parts = phase == 0 ? delta_parts(mixer) : 1;
+  const int64_t part = task % parts, group = task / parts % mixer.groups, order = task / parts / mixer.groups;
+  const Sequence& s = problem.batch.sequences[order];
+  if (s.padding) return;
+  if (phase == 1) {
+    if (s.rows > 0) reduce_parts(simd, in, problem, limits, scratch, order, group);
+    return;
+  }
+  const DeltaSaved saved(shape, mixer, problem.batch, problem.saved ? order : -1);
+  const int64_t share = mixer.heads / mixer.groups, first = share * part / parts, last = share * (part + 1) / parts;
+  for (int64_t j = first; j < last; ++j) {
+    DeltaArena arena(scratch.thread);
+    const bool cyclic = mixer.head_map == LLA_HEAD_MAP_CYCLIC;
+    DeltaHead head(simd, shape, in, s, cyclic ? j * mixer.groups + group : group * share + j);
+    BackwardScratch own;
+    carve_backward(shape, mixer, limits, &arena, &head, &own);
+    const DeltaRowsOut out(mixer, limits, scratch, s, order, group, part, j == first, j == 0);
+    if (s.rows <= 0) {
+      pass_through_gradient(head, problem, out, own.row);
+      continue;
+    }
+    const HeadBackward sweep{&head, &own, &problem, &out, own.slots * shape.node_size()};
+    sweep.run(saved);
+  }
+}
+
+}  // namespace lla::cpu

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward of the delta rule: one task per sequence and head walks the sequence's pieces in order.
+#include <algorithm>
+
+#include "cpu/delta_rule.h"
+
+namespace lla::cpu {
+
+namespace {
+
+constexpr int64_t kFewRows = 4;  // queries of an incomplete chunk that are folded back row by row, without an inverse
+
+struct ForwardScratch {
+  DeltaNodes nodes;
+  float* y = nullptr;                            // [max(piece rows, kFewRows)][dv]
+  float* folded = nullptr;                       // [kFewRows][dk] queries after the fold
+  float *weight = nullptr, *exponent = nullptr;  // [grain]
+};
+
+void carve_forward(const DeltaShape& shape, const MixerShape& mixer, const Limits& limits, DeltaArena* arena, DeltaHead* head,
+                   ForwardScratch* scratch) {
+  carve_head(shape, mixer, arena, head);
+  const int64_t slots = delta_slots(shape, limits.length / shape.rows);
+  float* set = arena->floats(Size(slots) * shape.key_dim * shape.value_dim);
+  set_buffers(shape, set, slots, &head->nodes);
+  scratch->y = arena->floats(Size(std::max(shape.rows, kFewRows)) * shape.value_dim);
+  scratch->folded = arena->floats(Size(kFewRows) * shape.key_dim);
+  scratch->weight = arena->floats(mixer.grain);
+  scratch->exponent = arena->floats(mixer.grain);
+}
+
+void write_rows(const DeltaHead& head, const View& view, int64_t row, int64_t rows, const float* y) {
+  const int64_t dv = head.shape.value_dim;
+  for (int64_t i = 0; i < rows; ++i) {
+    head.simd.narrow(view.at(head.sequence.index, row + i, head.head), view.dtype, y + i * dv, dv);
+  }
+}
+
+// Outputs of the last, incomplete chunk when it has few queries: each query goes back through the rows (spec section 9).
+void read_few_rows(DeltaHead* head, const ForwardScratch& scratch, int64_t index, const View& out) {
+  const Simd& simd = head->simd;
+  const DeltaShape& shape = head->shape;
+  const Chunk& chunk = head->chunk;
+  const int64_t dk = shape.key_dim, dv = shape.value_dim, m = chunk.hi - chunk.lo;
+  DeltaPiece& piece = head->piece;
+  for (int64_t i = 0; i < m; ++i) {
+    const int64_t t = chunk.lo + i;
+    float *x = scratch.folded + i * dk, *weight = scratch.weight;
+    std::copy(chunk.q + i * dk, chunk.q + (i + 1) * dk, x);
+    float sum = 0;
+    for (int64_t s = t; s >= 0; --s) {
+      const float* k = chunk.k + s * dk;
+      weight[s] = chunk.write[s] * simd.dot(x, k, dk);
+      simd.add_scaled(x, k, -weight[s], dk);
+      scratch.exponent[s] = sum;
+      sum += chunk.gate[s];
+    }
+    simd.exp(scratch.exponent, scratch.exponent, t + 1);
+    simd.exp(piece.into + i, &sum, 1);
+    simd.multiply(weight, weight, scratch.exponent, t + 1);
+    if (chunk.lambda) weigh_levels(simd, shape, chunk.lambda + i * shape.levels, t, weight);
+    simd.outer_product(1, dv, t + 1, weight, t + 1, 1, chunk.v, dv, scratch.y + i * dv, dv, false);
+  }
+  float* saved_a = piece.a;
+  piece.n = piece.m = m;
+  piece.a = scratch.folded;
+  piece.lambda = chunk.lambda;
+  pass_nodes(simd, shape, piece, index, false, head->node_scratch, &head->nodes, scratch.y);
+  piece.a = saved_a;
+  write_rows(*head, out, chunk.row, m, scratch.y);
+}
+
+// Stores the nodes that the plan wants at piece `index`, the start of a chunk. Entries that are not live are zero.
+void store_nodes(DeltaHead* head, const MixerForward& problem, int64_t index) {
+  const Sequence& s = head->sequence;
+  for (int64_t i = 0; i < s.nodes_to_store_count; ++i) {
+    const NodesToStore& store = s.nodes_to_store[i];
+    if (store.position != index * head->shape.rows) continue;
+    for (int b = 0; b < kNodes; ++b) {
+      const int entry = entry_of_node(head->shape, problem.shape, b);
+      if (store.node[b] < 0 || entry < 0 || ((store.write >> b) & 1) == 0) continue;
+      const float* content = delta_is_live(head->shape, index, entry) ? head->nodes.content[entry] : nullptr;
+      if (!content) {
+        float* zero = head->nodes.buffer[entry];
+        std::fill(zero, zero + head->shape.node_size(), 0.0f);
+        content = zero;
+      }
+      store_node(head->simd, problem.state, store.node[b], head->head, content, 0.0f);
+    }
+  }
+}
+
+}  // namespace
+
+void measure_delta_forward(const MixerForward& problem, const Limits& limits, Need* need) {
+  const DeltaShape shape(problem.shape);
+  DeltaArena arena(nullptr);
+  const MixerInputs in{};
+  const Sequence sequence;
+  DeltaHead head(simd(LLA_ISA_BASELINE), shape, in, sequence, 0);
+  ForwardScratch scratch;
+  carve_forward(shape, problem.shape, limits, &arena, &head, &scratch);
+  need->per_thread = arena.bytes();
+  need->shared = arena.bytes() < 0 ? -1 : 0;
+}
+
+void run_delta_forward(const Simd& simd, const MixerForward& problem, const Limits& limits, const Scratch& scratch,
+                       int64_t task) {
+  const MixerShape& mixer = problem.shape;
+  const int64_t order = task / mixer.heads;
+  const Sequence& s = problem.batch.sequences[order];
+  if (s.padding) return;
+  const DeltaShape shape(mixer);
+  const MixerInputs in{&mixer, &problem.q, &problem.k, &problem.v, &problem.gate, &problem.write, &problem.lambda,
+                       &problem.state};
+  DeltaArena arena(scratch.thread);
+  DeltaHead head(simd, shape, in, s, task % mixer.heads);
+  ForwardScratch own;
+  carve_forward(shape, mixer, limits, &arena, &head, &own);
+  if (s.rows > 0) {
+    const DeltaSaved saved(shape, mixer, problem.batch, problem.saved ? order : -1);
+    load_history(&head, false);
+    const int64_t first = head.first_piece(), last = head.last_piece();
+    for (int64_t index = first; index <= last; ++index) {
+      if (problem.saved && index > first && (index - first) % kDeltaSavedPieces == 0) {
+        store_set(head, index, saved.set(problem.saved, (index - first) / kDeltaSavedPieces, head.head), saved.slots);
+      }
+      gather_chunk_of(&head, index);
+      const bool chunk_complete = head.chunk.complete(mixer.grain);
+      if (!chunk_complete && head.chunk.hi - head.chunk.lo <= kFewRows && !problem.saved) {
+        read_few_rows(&head, own, index, problem.y);
+        break;
+      }
+      select_piece(&head, index);
+      const bool fold = index < last || (chunk_complete && s.nodes_to_store_count > 0);
+      prepare_piece(simd, shape, fold, &head.piece);
+      if (head.piece.m > 0) read_inside_piece(simd, shape, &head.piece, own.y);
+      pass_nodes(simd, shape, head.piece, index, fold, head.node_scratch, &head.nodes, own.y);
+      const int64_t first_row = std::max(head.row_in_chunk(index), head.chunk.lo) - head.chunk.lo;
+      write_rows(head, problem.y, head.chunk.row + first_row, head.piece.m, own.y);
+      if (fold && (index + 1) % shape.per_chunk == 0) {
+        round_nodes(&head, index + 1);
+        store_nodes(&head, problem, index + 1);
+      }
+    }
+  }
+  store_tail(simd, problem, s, head.head);
+}
+
+}  // namespace lla::cpu

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reads of nodes and their transitions (spec sections 4.3 and 8.3). Nodes that merge are summed first and advanced once: with
+// Z = to_end U - gamma (w K) S, the new node is gamma S + Kt^T Z.
+#include "cpu/delta_rule_nodes.h"
+
+#include <algorithm>
+
+namespace lla::cpu {
+
+namespace {
+
+float lambda_of(const DeltaShape& shape, const DeltaPiece& piece, int64_t row, int64_t column) {
+  return column < 0 ? 1.0f : piece.lambda[row * shape.levels + column];
+}
+
+// Adds the piece's own write to z.
+void add_writes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& piece, float* z) {
+  const int64_t dv = shape.value_dim;
+  for (int64_t s = 0; s < piece.n; ++s) simd.add_scaled(z + s * dv, piece.u + s * dv, piece.to_end[s], dv);
+}
+
+// out = gamma * content + Kt^T z.
+void advance(const Simd& simd, const DeltaShape& shape, const DeltaPiece& piece, const float* content, const float* z,
+             float* out) {
+  const int64_t dk = shape.key_dim, dv = shape.value_dim;
+  if (content) simd.scale(out, content, piece.gamma, shape.node_size());
+  simd.outer_product(dk, dv, piece.n, piece.kt, 1, dk, z, dv, out, dv, content != nullptr);
+}
+
+// Sum of the nodes that merge, null if there is none. `out` is used if there are several, and may be one of them.
+const float* sum_sources(const Simd& simd, const DeltaShape& shape, int64_t index, const DeltaMerge& merge,
+                         const DeltaNodes& nodes, float* out) {
+  const float* sum = nullptr;
+  const auto add = [&](int e) {
+    if (!merge.takes(e) || !nodes.content[e]) return;
+    if (!sum) {
+      sum = nodes.content[e];
+      return;
+    }
+    if (sum != out) {
+      std::copy(sum, sum + shape.node_size(), out);
+      sum = out;
+    }
+    simd.add_scaled(out, nodes.content[e], 1, shape.node_size());
+  };
+  if (merge.target == kDeltaAbsorbed && nodes.content[kDeltaAbsorbed]) sum = nodes.content[kDeltaAbsorbed];
+  for_live_entries(shape, index, [&](int e) {
+    if (e != kDeltaAbsorbed) add(e);
+  });
+  return sum;
+}
+
+}  // namespace
+
+void set_buffers(const DeltaShape& shape, float* set, int64_t slots, DeltaNodes* nodes) {
+  for (int64_t e = 0; e < slots; ++e) nodes->buffer[e] = set + e * shape.node_size();
+  nodes->buffer[kDeltaAbsorbed] = set + (slots - 1) * shape.node_size();
+}
+
+void carve_node_scratch(const DeltaShape& shape, DeltaArena* arena, DeltaNodeScratch* scratch) {
+  scratch->product = arena->floats(Size(2 * shape.rows) * shape.value_dim);
+  scratch->z = arena->floats(Size(shape.rows) * shape.value_dim);
+}
+
+void pass_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& piece, int64_t index, bool fold,
+                const DeltaNodeScratch& scratch, DeltaNodes* nodes, float* y) {
+  const int64_t n = piece.n, m = piece.m, dk = shape.key_dim, dv = shape.value_dim;
+  const DeltaMerge merge(shape, index);
+  int sources = 0;
+  for_live_entries(shape, index, [&](int e) { sources += nodes->content[e] != nullptr && merge.takes(e); });
+
+  bool merged = false;
+  for_live_entries(shape, index, [&](int e) {
+    const float* content = nodes->content[e];
+    if (!content) return;
+    const bool alone = fold && (!merge.takes(e) || sources == 1);
+    const int64_t rows = alone ? m + n : m;  // A and -w K are read together
+    if (rows == 0) return;
+    simd.outer_product(rows, dv, dk, piece.a, dk, 1, content, dv, scratch.product, dv, false);
+    const int64_t column = shape.column_of_entry(e);
+    for (int64_t i = 0; i < m; ++i) {
+      const float weight = piece.into[i] * lambda_of(shape, piece, i, column);
+      simd.add_scaled(y + i * dv, scratch.product + i * dv, weight, dv);
+    }
+    if (!alone) return;
+    float* z = scratch.product + m * dv;
+    simd.scale(z, z, piece.gamma, n * dv);
+    const bool is_source = merge.takes(e);
+    if (is_source) add_writes(simd, shape, piece, z);
+    const int to = is_source ? merge.target : e;
+    advance(simd, shape, piece, content, z, nodes->buffer[to]);
+    if (is_source) {
+      merged = true;
+    } else {
+      nodes->content[e] = nodes->buffer[e];
+    }
+  });
+  if (!fold) return;
+  if (!merged) {
+    float* out = nodes->buffer[merge.target];
+    const float* sum = sum_sources(simd, shape, index, merge, *nodes, out);
+    if (sum) {
+      simd.outer_product(n, dv, dk, piece.kb, dk, 1, sum, dv, scratch.z, dv, false);
+      simd.scale(scratch.z, scratch.z, piece.gamma, n * dv);
+    } else {
+      std::fill(scratch.z, scratch.z + n * dv, 0.0f);
+    }
+    add_writes(simd, shape, piece, scratch.z);
+    advance(simd, shape, piece, sum, scratch.z, out);
+  }
+  for_live_entries(shape, index, [&](int e) {
+    if (merge.takes(e)) nodes->content[e] = nullptr;
+  });
+  nodes->content[merge.target] = nodes->buffer[merge.target];
+}
+
+void carve_node_gradient_scratch(const DeltaShape& shape, DeltaArena* arena, DeltaNodeGradientScratch* scratch) {
+  const Size values = Size(shape.rows) * shape.value_dim;
+  for (float** rows : {&scratch->z, &scratch->dz, &scratch->arriving, &scratch->weighed}) *rows = arena->floats(values);
+  scratch->read = arena->floats(Size(shape.rows) * shape.key_dim);
+  scratch->sum = arena->floats(Size(shape.key_dim) * shape.value_dim);
+  scratch->row_gate = arena->floats(shape.rows);
+  scratch->write_gate = arena->floats(shape.rows);
+}
+
+void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaPiece& piece, int64_t index, bool fold,
+                         const DeltaNodes& nodes, const DeltaNodeGradientScratch& scratch, DeltaNodes* gradients,
+                         DeltaPieceGradient* out) {
+  const int64_t n = piece.n, m = piece.m, dk = shape.key_dim, dv = shape.value_dim, size = shape.node_size();
+  float *row_gate = scratch.row_gate, *write_gate = scratch.write_gate, *z = scratch.z, *dz = scratch.dz;
+  std::fill(out->da, out->da + m * dk, 0.0f);
+  for (float* rows : {out->dkb, out->dkt}) std::fill(rows, rows + n * dk, 0.0f);
+  std::fill(out->du, out->du + n * dv, 0.0f);
+  std::fill(out->dwrite, out->dwrite + n, 0.0f);
+  std::fill(out->dlambda, out->dlambda + m * shape.levels, 0.0f);
+  std::fill(row_gate, row_gate + m, 0.0f);
+  std::fill(write_gate, write_gate + n, 0.0f);
+  float gamma_gate = 0;
+
+  // Transitions and writes. `from`: what was advanced into entry e; the piece's write went into the merge's target only.
+  const auto advance_backward = [&](int e, const float* from, bool is_target) {
+    if (!gradients->content[e]) return;
+    float* dnode = gradients->buffer[e];
+    simd.outer_product(n, dv, dk, piece.kt, dk, 1, dnode, dv, dz, dv, false);
+    if (from) {
+      simd.outer_product(n, dv, dk, piece.kb, dk, 1, from, dv, z, dv, false);
+      simd.scale(z, z, piece.gamma, n * dv);
+    } else {
+      std::fill(z, z + n * dv, 0.0f);
+    }
+    if (is_target) {
+      add_writes(simd, shape, piece, z);
+      for (int64_t s = 0; s < n; ++s) {
+        write_gate[s] = piece.to_end[s] * simd.dot(dz + s * dv, piece.u + s * dv, dv);
+        simd.add_scaled(out->du + s * dv, dz + s * dv, piece.to_end[s], dv);
+      }
+    }
+    simd.dot_product(n, dk, dv, z, dv, dnode, dv, out->dkt, dk, true);
+    simd.scale(dz, dz, piece.gamma, n * dv);
+    if (from) simd.dot_product(n, dk, dv, dz, dv, from, dv, out->dkb, dk, true);
+    simd.scale(dnode, dnode, piece.gamma, size);
+    simd.outer_product(dk, dv, n, piece.kb, 1, dk, dz, dv, dnode, dv, true);
+    if (from) gamma_gate += simd.dot(dnode, from, size);
+  };
+  if (fold) {
+    const DeltaMerge merge(shape, index);
+    for_live_entries(shape, index, [&](int e) {
+      if (!merge.takes(e)) advance_backward(e, nodes.content[e], false);
+    });
+    advance_backward(merge.target, sum_sources(simd, shape, index, merge, nodes, scratch.sum), true);
+    const bool arrives = gradients->content[merge.target] != nullptr;
+    const float* shared = gradients->buffer[merge.target];
+    for_live_entries(shape, index, [&](int e) {
+      if (!merge.takes(e) || e == merge.target) return;
+      gradients->content[e] = arrives ? gradients->buffer[e] : nullptr;
+      if (arrives) std::copy(shared, shared + size, gradients->buffer[e]);
+    });
+    if (!delta_is_live(shape, index, merge.target)) gradients->content[merge.target] = nullptr;
+  }
+
+  // Reads.
+  for (int64_t i = 0; i < m; ++i) simd.scale(scratch.arriving + i * dv, out->dy + i * dv, piece.into[i], dv);
+  for_live_entries(shape, index, [&](int e) {
+    if (m == 0) return;
+    const int64_t column = shape.column_of_entry(e);
+    if (const float* content = nodes.content[e]) {
+      simd.dot_product(m, dk, dv, scratch.arriving, dv, content, dv, scratch.read, dk, false);
+      for (int64_t i = 0; i < m; ++i) {
+        const float weight = lambda_of(shape, piece, i, column);
+        const float dweight = simd.dot(piece.a + i * dk, scratch.read + i * dk, dk);
+        if (column >= 0) out->dlambda[i * shape.levels + column] += dweight;
+        row_gate[i] += weight * dweight;
+        simd.add_scaled(out->da + i * dk, scratch.read + i * dk, weight, dk);
+      }
+    }
+    const float* weighed = scratch.arriving;
+    if (column >= 0) {
+      for (int64_t i = 0; i < m; ++i) {
+        simd.scale(scratch.weighed + i * dv, scratch.arriving + i * dv, lambda_of(shape, piece, i, column), dv);
+      }
+      weighed = scratch.weighed;
+    }
+    simd.outer_product(dk, dv, m, piece.a, 1, dk, weighed, dv, gradients->buffer[e], dv, gradients->content[e] != nullptr);
+    gradients->content[e] = gradients->buffer[e];
+  });
+
+  // A decay over an interval belongs to all gates of the interval: reads [0, t], writes (s, n), transitions [0, n).
+  float before = 0, after = 0;
+  for (int64_t t = 0; t < n; ++t) {
+    out->dgate[t] = gamma_gate + before;
+    before += write_gate[t];
+  }
+  for (int64_t t = n - 1; t >= 0; --t) {
+    if (t >= piece.lo()) after += row_gate[t - piece.lo()];
+    out->dgate[t] += after;
+  }
+}
+
+}  // namespace lla::cpu

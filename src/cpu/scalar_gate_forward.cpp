@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward of the scalar gate: a task walks the chunks of one head of one sequence (spec section 4.3).
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/scalar_gate.h"
+
+namespace lla::cpu::scalar_gate {
+
+namespace {
+
+struct Buffers {
+  OperandBuffers operands;
+  Factors factors;
+  float *weights = nullptr;  // [row block][C]: q.k, then times decay and λ
+  float *scaled = nullptr;   // [C][dv]
+  float *q = nullptr;        // [row block][dk], scaled for one node
+  float *y = nullptr;        // [row block][dv]
+  float *pool = nullptr;
+
+  void carve(const Sizes& z, int64_t length, Carver* carver) {
+    operands.carve(z, carver);
+    factors.carve(z, carver);
+    weights = carver->floats(times(z.row_block(), z.grain));
+    scaled = carver->floats(times(z.grain, z.value_dim));
+    q = carver->floats(times(z.row_block(), z.key_dim));
+    y = carver->floats(times(z.row_block(), z.value_dim));
+    pool = carver->floats(times(Nodes::buffers(z, length), z.node));
+  }
+};
+
+// Row t of q K^T becomes the row of weights. `key` holds the key-side factors.
+void weigh_row(const MixerShape& shape, const Factors& f, int64_t t, const float* lambda, float scale, float* row) {
+  const int64_t c = shape.grain;
+  row[t] *= f.key[t] * (lambda ? scale * lambda[0] : scale);
+  for (int l = 1; int64_t{1} << (l - 1) <= t; ++l) {
+    if (!(t >> (l - 1) & 1)) continue;
+    const int64_t begin = t >> l << l, end = begin + (int64_t{1} << (l - 1));
+    float factor = f.table[l * c + t] * scale;
+    if (lambda) factor *= lambda[shape.column(l)];
+    for (int64_t s = begin; s < end; ++s) row[s] = row[s] * f.key[s] * factor;
+  }
+}
+
+// Local rows [t0, t1) of the chunk: what they read of the chunk itself and of the nodes.
+void forward_rows(const Simd& simd, const MixerShape& shape, const Sizes& z, const Operands& o, const Reads& reads,
+                  int64_t t0, int64_t t1, const Buffers& b, float* y, int64_t ldy) {
+  const int64_t c = z.grain, dk = z.key_dim, dv = z.value_dim;
+  const float scale = static_cast<float>(shape.scale);
+  const float* q = o.q + (t0 - o.lo) * dk;
+  for (int64_t i0 = t0; i0 < t1; i0 += kTriangleBlock) {
+    const int64_t i1 = std::min(i0 + kTriangleBlock, t1), rows = i1 - i0;
+    float* weights = b.weights + (i0 - t0) * c;
+    for (int n = 0; n < o.k.parts; ++n) {
+      const Rows::Part& part = o.k.part[n];
+      const int64_t last = std::min(part.last, i1);
+      if (part.first >= last) continue;
+      simd.dot_product(rows, last - part.first, dk, q + (i0 - t0) * dk, dk, part.data, dk, weights + part.first, c, false);
+    }
+    for (int64_t t = i0; t < i1; ++t) {
+      if (t == o.lo) first_keys(b.factors, c, t, o.write);
+      else next_keys(b.factors, c, t, o.write);
+      float* row = weights + (t - i0) * c;
+      weigh_row(shape, b.factors, t, o.lambda ? o.lambda + (t - o.lo) * z.levels : nullptr, scale, row);
+      std::fill(row + t + 1, row + i1, 0.0f);
+    }
+    float* out = y + (i0 - t0) * ldy;
+    bool any = false;
+    for (int n = 0; n < o.v.parts; ++n) {
+      const Rows::Part& part = o.v.part[n];
+      const int64_t last = std::min(part.last, i1);
+      if (part.first >= last) continue;
+      simd.outer_product(rows, dv, last - part.first, weights + part.first, c, 1, part.data, dv, out, ldy, any);
+      any = true;
+    }
+  }
+  for (int n = 0; n < reads.count; ++n) {
+    for (int64_t t = t0; t < t1; ++t) {
+      float weight = b.factors.prefix[t] * reads.factor[n] * scale;
+      if (o.lambda) weight *= o.lambda[(t - o.lo) * z.levels + reads.column[n]];
+      simd.scale(b.q + (t - t0) * dk, q + (t - t0) * dk, weight, dk);
+    }
+    simd.outer_product(t1 - t0, dv, dk, b.q, dk, 1, reads.content[n], dv, y, ldy, true);
+  }
+}
+
+// Stores the nodes that are to stand in blocks at this position.
+void store_nodes(const Simd& simd, const Sizes& z, const SlotMemory& state, const NodesToStore& store, const Nodes& nodes,
+                 int64_t head) {
+  for (int b = 0; b < kNodes; ++b) {
+    if (!keeps_node(z, b) || store.node[b] < 0 || !(store.write >> b & 1)) continue;
+    const Node& node = nodes.node[b];
+    if (node.content) {
+      store_node(simd, state, store.node[b], head, node.content, node.log_decay);
+    } else {
+      std::memset(state.node(store.node[b], head), 0, static_cast<size_t>(state.node_layout.head_bytes()));
+    }
+  }
+}
+
+}  // namespace
+
+bool accepts_forward(const MixerForward& p) {
+  return p.shape.mixer == LLA_SCALAR_GATE && is_mixer_dtype(p.q) && is_mixer_dtype(p.k) && is_mixer_dtype(p.v) &&
+         is_mixer_dtype(p.gate) && is_mixer_dtype(p.write) && is_mixer_dtype(p.lambda) && is_mixer_dtype(p.y) &&
+         p.state.node_layout.dtype != LLA_F64 && p.state.tail_layout.dtype != LLA_F64;
+}
+
+void measure_forward(const MixerForward& p, const Limits& limits, Need* need) {
+  Carver carver(nullptr);
+  Buffers buffers;
+  buffers.carve(Sizes(p.shape), longest(limits), &carver);
+  need->shared = carver.bytes() < 0 ? -1 : 0;
+  need->per_thread = std::max<int64_t>(carver.bytes(), 0);
+}
+
+void run_forward(const Simd& simd, const MixerForward& p, const Limits& limits, const Scratch& scratch, int64_t task) {
+  const MixerShape& shape = p.shape;
+  const int64_t order = task / shape.heads, head = task % shape.heads;
+  const Sequence& s = p.batch.sequences[order];
+  if (s.padding) return;
+  const Sizes z(shape);
+  Buffers b;
+  Carver carver(scratch.thread);
+  b.carve(z, longest(limits), &carver);
+  Nodes nodes;
+  nodes.pool = b.pool;
+  nodes.load(simd, z, p.state, s.history, head);
+
+  const MixerInputs inputs = inputs_of(p);
+  const int64_t first = first_chunk(s, z.grain), chunks = chunk_count(s, z.grain);
+  const bool direct = p.y.dtype == LLA_F32;
+  float* saved = static_cast<float*>(p.saved);
+  int64_t stored = 0;
+  for (int64_t i = first; i < first + chunks; ++i) {
+    Operands o;
+    load_operands(simd, inputs, s, head, i, false, b.operands, &o);
+    fill_factors(simd, z, o.gate, o.lo, o.hi, &b.factors);
+    Reads reads;
+    list_reads(simd, shape, z, nodes.node, 0, &reads);
+    for (int64_t t0 = o.lo; t0 < o.hi; t0 += z.row_block()) {
+      const int64_t t1 = std::min(t0 + z.row_block(), o.hi), row = o.row + t0 - o.lo;
+      float* y = direct ? static_cast<float*>(p.y.at(s.index, row, head)) : b.y;
+      forward_rows(simd, shape, z, o, reads, t0, t1, b, y, direct ? p.y.row_stride : z.value_dim);
+      if (direct) continue;
+      for (int64_t t = 0; t < t1 - t0; ++t) {
+        simd.narrow(p.y.at(s.index, row + t, head), p.y.dtype, b.y + t * z.value_dim, z.value_dim);
+      }
+    }
+    if (o.hi < z.grain) break;
+    int buffer = -1;
+    float* content = nullptr;
+    if (saved) {
+      content = saved + ((saved_slot(shape, s, order) + i - first) * shape.heads + head) * z.node_span();
+    } else {
+      buffer = nodes.take();
+      content = b.pool + buffer * z.node;
+    }
+    fill_suffix(simd, z, o.gate, &b.factors);
+    fold_chunk(simd, z, p.state, o, b.factors, b.scaled, content, buffer, &nodes);
+    if (saved) content[z.node] = nodes.node[created_node(z, i)].log_decay;
+    while (stored < s.nodes_to_store_count && s.nodes_to_store[stored].position <= (i + 1) * z.grain) {
+      store_nodes(simd, z, p.state, s.nodes_to_store[stored++], nodes, head);
+    }
+  }
+  store_tail(simd, p, s, head);
+}
+
+}  // namespace lla::cpu::scalar_gate

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reverse mode of the scalar gate inside one chunk of one head.
+#include "cpu/scalar_gate_gradient.h"
+
+#include <algorithm>
+
+namespace lla::cpu::scalar_gate {
+
+namespace {
+
+// Row t: p = q.k and x = dy.v become the row of weights (without write strength) and the gradient of q.k. `w`: write
+// strengths.
+void gradient_row(const Simd& simd, const MixerShape& shape, const Factors& f, const ChunkGradient& g, int64_t t,
+                  const float* lambda, float* dlambda, const float* w, float scale, float* z, float* p, float* x) {
+  const int64_t c = shape.grain;
+  const float* key = f.key;
+  {
+    const float factor = lambda ? scale * lambda[0] : scale, product = x[t] * p[t];
+    g.write[t] += product * factor;
+    if (dlambda) dlambda[0] += product * w[t] * scale;
+    p[t] *= factor;
+    x[t] *= w[t] * factor;
+  }
+  for (int l = 1; int64_t{1} << (l - 1) <= t; ++l) {
+    if (!(t >> (l - 1) & 1)) continue;
+    const int64_t begin = t >> l << l, end = begin + (int64_t{1} << (l - 1));
+    const int64_t column = shape.column(l);
+    const float plain = f.table[l * c + t] * scale, factor = lambda ? plain * lambda[column] : plain;
+    float* left = g.table + l * c;
+    for (int64_t s = begin; s < end; ++s) {
+      const float weight = p[s] * key[s], product = x[s] * weight;
+      x[s] = x[s] * w[s] * key[s] * factor;
+      p[s] = weight * factor;
+      z[s] = product;
+      left[s] += product * factor;
+    }
+    const float sum = simd.dot(z + begin, w + begin, end - begin);
+    g.table[l * c + t] = sum * factor;
+    if (dlambda) dlambda[column] += sum * plain;
+  }
+}
+
+}  // namespace
+
+void GradientBuffers::carve(const Sizes& s, Carver* carver) {
+  p = carver->floats(times(s.row_block(), s.grain));
+  x = carver->floats(times(s.row_block(), s.grain));
+  z = carver->floats(s.grain);
+  dy = carver->floats(times(s.row_block(), s.value_dim));
+  e = carver->floats(times(s.row_block(), s.key_dim));
+  q = carver->floats(times(s.row_block(), s.key_dim));
+  scaled = carver->floats(times(s.grain, s.value_dim));
+  product = carver->floats(times(s.grain, s.value_dim));
+}
+
+void gradient_inside(const Simd& simd, const MixerShape& shape, const Sizes& sizes, const Operands& o, const Factors& f,
+                     int64_t t0, int64_t t1, const float* dy, const GradientBuffers& b, const ChunkGradient& g) {
+  const int64_t c = sizes.grain, dk = sizes.key_dim, dv = sizes.value_dim;
+  const float scale = static_cast<float>(shape.scale);
+  const float *k = o.k.part[0].data, *v = o.v.part[0].data, *q = o.q + (t0 - o.lo) * dk;
+  for (int64_t i0 = t0; i0 < t1; i0 += kTriangleBlock) {
+    const int64_t i1 = std::min(i0 + kTriangleBlock, t1), rows = i1 - i0;
+    float *p = b.p + (i0 - t0) * c, *x = b.x + (i0 - t0) * c;
+    simd.dot_product(rows, i1, dk, q + (i0 - t0) * dk, dk, k, dk, p, c, false);
+    simd.dot_product(rows, i1, dv, dy + (i0 - t0) * dv, dv, v, dv, x, c, false);
+    for (int64_t t = i0; t < i1; ++t) {
+      if (t == o.lo) first_keys(f, c, t, nullptr);
+      else next_keys(f, c, t, nullptr);
+      const float* lambda = o.lambda ? o.lambda + (t - o.lo) * sizes.levels : nullptr;
+      float* dlambda = o.lambda ? g.lambda + (t - t0) * sizes.levels : nullptr;
+      float *p_row = p + (t - i0) * c, *x_row = x + (t - i0) * c;
+      gradient_row(simd, shape, f, g, t, lambda, dlambda, o.write, scale, b.z, p_row, x_row);
+      std::fill(p_row + t + 1, p_row + i1, 0.0f);
+      std::fill(x_row + t + 1, x_row + i1, 0.0f);
+    }
+    if (g.q) simd.outer_product(rows, dk, i1, x, c, 1, k, dk, g.q + (i0 - t0) * dk, dk, true);
+  }
+  // Keys: those before t0 are read by all rows, later ones by the rows from their own block on.
+  const auto keys = [&](int64_t s0, int64_t s1, int64_t from) {
+    const float *weights = b.p + (from - t0) * c + s0, *dp = b.x + (from - t0) * c + s0;
+    simd.outer_product(s1 - s0, dv, t1 - from, weights, 1, c, dy + (from - t0) * dv, dv, b.product + s0 * dv, dv, false);
+    if (g.k) simd.outer_product(s1 - s0, dk, t1 - from, dp, 1, c, q + (from - t0) * dk, dk, g.k + s0 * dk, dk, true);
+  };
+  if (t0 > 0) keys(0, t0, t0);
+  for (int64_t s0 = t0; s0 < t1; s0 += kTriangleBlock) keys(s0, std::min(s0 + kTriangleBlock, t1), s0);
+  for (int64_t s = 0; s < t1; ++s) simd.add_scaled(g.v + s * dv, b.product + s * dv, o.write[s], dv);
+}
+
+float gradient_of_read(const Simd& simd, const MixerShape& shape, const Sizes& sizes, const Operands& o, const Factors& f,
+                       const Reads& reads, int n, int64_t t0, int64_t t1, const float* dy, float* dnode, bool started,
+                       const GradientBuffers& b, const ChunkGradient& g) {
+  const int64_t dk = sizes.key_dim, dv = sizes.value_dim, rows = t1 - t0;
+  const float scale = static_cast<float>(shape.scale);
+  const float *q = o.q + (t0 - o.lo) * dk, *content = reads.content[n];
+  if (content) simd.dot_product(rows, dk, dv, dy, dv, content, dv, b.e, dk, false);
+  float sum = 0;
+  for (int64_t i = 0; i < rows; ++i) {
+    const float plain = f.prefix[t0 + i] * reads.factor[n] * scale;
+    float weight = plain;
+    if (o.lambda) weight *= o.lambda[(t0 + i - o.lo) * sizes.levels + reads.column[n]];
+    if (content) {
+      const float product = simd.dot(q + i * dk, b.e + i * dk, dk);
+      if (o.lambda) g.lambda[i * sizes.levels + reads.column[n]] += product * plain;
+      g.prefix[t0 + i] += product * weight;
+      sum += product * weight;
+      if (g.q) simd.add_scaled(g.q + i * dk, b.e + i * dk, weight, dk);
+    }
+    if (dnode) simd.scale(b.q + i * dk, q + i * dk, weight, dk);
+  }
+  if (dnode) simd.outer_product(dk, dv, rows, b.q, 1, dk, dy, dv, dnode, dv, started);
+  return sum;
+}
+
+void gradient_of_content(const Simd& simd, const Sizes& sizes, const Operands& o, const Factors& f, const float* dh,
+                         float dlog_decay, const GradientBuffers& b, const ChunkGradient& g) {
+  const int64_t c = sizes.grain, dk = sizes.key_dim, dv = sizes.value_dim;
+  for (int64_t s = 0; s < c; ++s) g.gate[s] += dlog_decay;
+  if (!dh) return;
+  const float *k = o.k.part[0].data, *v = o.v.part[0].data;
+  simd.outer_product(c, dv, dk, k, dk, 1, dh, dv, b.product, dv, false);
+  float suffix = 0;  // sum of the gradients of the logs of suffix[s] over s < u
+  for (int64_t s = 0; s < c; ++s) {
+    const float weight = f.suffix[s] * o.write[s], product = simd.dot(v + s * dv, b.product + s * dv, dv);
+    g.write[s] += f.suffix[s] * product;
+    g.gate[s] += suffix;
+    suffix += weight * product;
+    simd.add_scaled(g.v + s * dv, b.product + s * dv, weight, dv);
+    if (g.k) simd.scale(b.scaled + s * dv, v + s * dv, weight, dv);
+  }
+  if (g.k) simd.dot_product(c, dk, dv, b.scaled, dv, dh, dv, g.k, dk, true);
+}
+
+void gradient_of_factors(const Sizes& sizes, const Operands& o, const ChunkGradient& g) {
+  const int64_t c = sizes.grain, hi = o.hi;
+  for (int l = 1; l <= sizes.log2_grain; ++l) {
+    const int64_t half = int64_t{1} << (l - 1);
+    const float* row = g.table + l * c;
+    for (int64_t x = o.lo >> l << l; x + half < hi; x += 2 * half) {
+      const int64_t middle = x + half, end = std::min(x + 2 * half, hi);
+      float sum = 0;  // row s < u of the left half decays by g_u
+      for (int64_t u = x; u < middle; ++u) {
+        g.gate[u] += sum;
+        g.write[u] += row[u];
+        sum += row[u] * o.write[u];
+      }
+      sum = 0;  // row t >= u of the right half decays by g_u
+      for (int64_t u = end - 1; u >= middle; --u) {
+        sum += row[u];
+        g.gate[u] += sum;
+      }
+    }
+  }
+  float sum = 0;
+  for (int64_t u = hi - 1; u >= 0; --u) {
+    sum += g.prefix[u];
+    g.gate[u] += sum;
+  }
+}
+
+}  // namespace lla::cpu::scalar_gate

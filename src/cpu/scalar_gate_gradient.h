@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reverse mode of the scalar gate inside one chunk of one head (spec section 8.3): what its rows read of the chunk and of
+// the nodes, and what the chunk's content was made of.
+#pragma once
+
+#include "cpu/scalar_gate.h"
+
+namespace lla::cpu::scalar_gate {
+
+// Gradients of a chunk's operands, collected in floats. Local rows; all are added to.
+struct ChunkGradient {
+  float* q = nullptr;       // [row block][dk]; null: not wanted
+  float* k = nullptr;       // [C][dk]; null: not wanted
+  float* v = nullptr;       // [C][dv]
+  float* gate = nullptr;    // [C]
+  float* write = nullptr;   // [C]
+  float* lambda = nullptr;  // [row block][L]
+  float* table = nullptr;   // [log2(C) + 1][C], of the logs of Factors::table, left halves before the write strength
+  float* prefix = nullptr;  // [C], of the logs of Factors::prefix
+};
+
+struct GradientBuffers {
+  float *p = nullptr, *x = nullptr;  // [row block][C]: q.k, dy.v
+  float* z = nullptr;                // [C]
+  float* dy = nullptr;               // [row block][dv]
+  float* e = nullptr;                // [row block][dk]: dy S^T
+  float* q = nullptr;                // [row block][dk]
+  float* scaled = nullptr;           // [C][dv]
+  float* product = nullptr;          // [C][dv]
+  void carve(const Sizes& sizes, Carver* carver);
+};
+
+// Gradient with respect to one node: content null stands for zero.
+struct NodeGradient {
+  float* content = nullptr;
+  float log_decay = 0;
+};
+
+// Rows [t0, t1) read the chunk's own rows. dy [t1 - t0][dv]. k and v of the operands are whole.
+void gradient_inside(const Simd& simd, const MixerShape& shape, const Sizes& sizes, const Operands& operands,
+                     const Factors& factors, int64_t t0, int64_t t1, const float* dy, const GradientBuffers& buffers,
+                     const ChunkGradient& gradient);
+// Rows [t0, t1) read node `n` of the list. Adds to dnode [dk][dv] if that is not null (`started`: it holds something).
+// Returns the gradient of the log of the node's factor.
+float gradient_of_read(const Simd& simd, const MixerShape& shape, const Sizes& sizes, const Operands& operands,
+                       const Factors& factors, const Reads& reads, int n, int64_t t0, int64_t t1, const float* dy,
+                       float* dnode, bool started, const GradientBuffers& buffers, const ChunkGradient& gradient);
+// The chunk's content has the gradient dh [dk][dv] (null: zero), and its log decay dlog_decay.
+void gradient_of_content(const Simd& simd, const Sizes& sizes, const Operands& operands, const Factors& factors,
+                         const float* dh, float dlog_decay, const GradientBuffers& buffers, const ChunkGradient& gradient);
+// Turns the gradients of the factors' logs into those of the gates of rows [0, hi).
+void gradient_of_factors(const Sizes& sizes, const Operands& operands, const ChunkGradient& gradient);
+
+}  // namespace lla::cpu::scalar_gate

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// The functions behind the Simd tables, declared once per Highway target (hence no include guard), and partial vectors.
+// To be included after hwy/highway.h, between HWY_BEFORE_NAMESPACE and HWY_AFTER_NAMESPACE.
+
+namespace lla::cpu::HWY_NAMESPACE {
+
+void dot_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
+                 int64_t ldc, bool accumulate);
+void outer_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
+                   int64_t ldb, float* c, int64_t ldc, bool accumulate);
+void widen(float* out, const void* in, int32_t dtype, int64_t n);
+void narrow(void* out, int32_t dtype, const float* in, int64_t n);
+void narrow_add(void* out, int32_t dtype, const float* in, int64_t n);
+float dot(const float* a, const float* b, int64_t n);
+float sum(const float* a, int64_t n);
+void scale(float* out, const float* a, float s, int64_t n);
+void add_scaled(float* out, const float* a, float s, int64_t n);
+void multiply(float* out, const float* a, const float* b, int64_t n);
+void multiply_add(float* out, const float* a, const float* b, int64_t n);
+void exp(float* out, const float* a, int64_t n);
+void sigmoid(float* out, const float* a, int64_t n);
+void silu(float* out, const float* a, int64_t n);
+void softplus(float* out, const float* a, int64_t n);
+
+namespace {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using D = hn::ScalableTag<float>;
+using V = hn::Vec<D>;
+constexpr int64_t kLanes = static_cast<int64_t>(HWY_LANES(float));
+
+// The first `count` < kLanes floats at p, zeros behind them. Reads nothing else.
+HWY_INLINE V load_first(const float* p, int64_t count) {
+  const D d;
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  return hn::MaskedLoad(hn::FirstN(d, static_cast<size_t>(count)), d, p);
+#else
+  alignas(64) float lanes[kLanes] = {};
+  for (int64_t i = 0; i < count; ++i) lanes[i] = p[i];
+  return hn::Load(d, lanes);
+#endif
+}
+
+// Stores the first `count` < kLanes floats and writes nothing else.
+HWY_INLINE void store_first(V v, float* p, int64_t count) {
+  const D d;
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  hn::BlendedStore(v, hn::FirstN(d, static_cast<size_t>(count)), d, p);
+#else
+  alignas(64) float lanes[kLanes];
+  hn::Store(v, d, lanes);
+  for (int64_t i = 0; i < count; ++i) p[i] = lanes[i];
+#endif
+}
+
+}  // namespace
+}  // namespace lla::cpu::HWY_NAMESPACE

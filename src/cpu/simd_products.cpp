@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two matrix products, register-tiled. What makes up an element is the same in every tile: dot_product sums lanes of k
+// in blocks of kDotDepth, outer_product adds one product after the other.
+#include <cstdint>
+
+#include "cpu/simd.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/simd_products.cpp"
+#include "cpu/simd_highway.h"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+#include "cpu/simd_functions.h"
+namespace lla::cpu::HWY_NAMESPACE {
+namespace {
+
+#define LLA_UNROLL _Pragma("GCC unroll 16")
+
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON  // 32 registers
+constexpr int kDotRows = 6, kOuterRows = 8, kOuterVectors = 2;
+#else
+constexpr int kDotRows = 3, kOuterRows = 6, kOuterVectors = 2;
+#endif
+constexpr int kDotColumns = 4;       // one 128-bit store
+constexpr int64_t kDotPanel = 48;     // columns whose rows of b stay in the second-level cache
+constexpr int64_t kOuterDepth = 256;  // rows of a packed panel of b
+constexpr int kWideVectors = 8;       // of a panel for one row of c
+constexpr int64_t kOuterColumns = kOuterVectors * kLanes;
+
+inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// ---- dot_product ----
+
+using D4 = hn::CappedTag<float, 4>;
+
+// {sum of v0, sum of v1, sum of v2, sum of v3}, each summed over its lanes in the same order.
+HWY_INLINE hn::Vec<D4> sums_of_four(V v0, V v1, V v2, V v3) {
+  const D d;
+  const hn::Repartition<double, D> dd;
+  const V a = hn::Add(hn::InterleaveLower(d, v0, v1), hn::InterleaveUpper(d, v0, v1));
+  const V b = hn::Add(hn::InterleaveLower(d, v2, v3), hn::InterleaveUpper(d, v2, v3));
+  const auto a2 = hn::BitCast(dd, a), b2 = hn::BitCast(dd, b);
+  const V c = hn::Add(hn::BitCast(d, hn::InterleaveLower(dd, a2, b2)), hn::BitCast(d, hn::InterleaveUpper(dd, a2, b2)));
+#if HWY_TARGET == HWY_AVX3
+  const hn::Half<D> dh;
+  const D4 d4;
+  const auto half = hn::Add(hn::LowerHalf(dh, c), hn::UpperHalf(dh, c));
+  return hn::Add(hn::LowerHalf(d4, half), hn::UpperHalf(d4, half));
+#elif HWY_TARGET == HWY_AVX2
+  const D4 d4;
+  return hn::Add(hn::LowerHalf(d4, c), hn::UpperHalf(d4, c));
+#else
+  return c;
+#endif
+}
+
+// Rows a[0..Rows) times rows b[0..columns) over `k` <= kDotDepth; columns <= 4. Missing columns repeat the last one.
+template <int Rows>
+HWY_INLINE void dot_tile(int64_t columns, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
+                         int64_t ldc, bool accumulate) {
+  const D d;
+  const D4 d4;
+  const float* rows[kDotColumns];
+  LLA_UNROLL for (int j = 0; j < kDotColumns; ++j) rows[j] = b + min(j, columns - 1) * ldb;
+  V sums[Rows][kDotColumns];
+  LLA_UNROLL for (int i = 0; i < Rows; ++i) {
+    LLA_UNROLL for (int j = 0; j < kDotColumns; ++j) sums[i][j] = hn::Zero(d);
+  }
+  int64_t p = 0;
+  for (; p + kLanes <= k; p += kLanes) {
+    V vb[kDotColumns];
+    LLA_UNROLL for (int j = 0; j < kDotColumns; ++j) vb[j] = hn::LoadU(d, rows[j] + p);
+    LLA_UNROLL for (int i = 0; i < Rows; ++i) {
+      const V va = hn::LoadU(d, a + i * lda + p);
+      LLA_UNROLL for (int j = 0; j < kDotColumns; ++j) sums[i][j] = hn::MulAdd(va, vb[j], sums[i][j]);
+    }
+  }
+  if (p < k) {
+    V vb[kDotColumns];
+    LLA_UNROLL for (int j = 0; j < kDotColumns; ++j) vb[j] = load_first(rows[j] + p, k - p);
+    LLA_UNROLL for (int i = 0; i < Rows; ++i) {
+      const V va = load_first(a + i * lda + p, k - p);
+      LLA_UNROLL for (int j = 0; j < kDotColumns; ++j) sums[i][j] = hn::MulAdd(va, vb[j], sums[i][j]);
+    }
+  }
+  LLA_UNROLL for (int i = 0; i < Rows; ++i) {
+    auto total = sums_of_four(sums[i][0], sums[i][1], sums[i][2], sums[i][3]);
+    float* out = c + i * ldc;
+    if (columns == kDotColumns) {
+      if (accumulate) total = hn::Add(hn::LoadU(d4, out), total);
+      hn::StoreU(total, d4, out);
+    } else {
+      alignas(16) float lanes[4];
+      hn::Store(total, d4, lanes);
+      for (int64_t j = 0; j < columns; ++j) out[j] = accumulate ? out[j] + lanes[j] : lanes[j];
+    }
+  }
+}
+
+using DotTile = void (*)(int64_t, int64_t, const float*, int64_t, const float*, int64_t, float*, int64_t, bool);
+
+template <int Rows>
+void dot_panel(int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c, int64_t ldc,
+               bool accumulate) {
+  for (int64_t j = 0; j < n; j += kDotColumns) {
+    dot_tile<Rows>(min(kDotColumns, n - j), k, a, lda, b + j * ldb, ldb, c + j, ldc, accumulate);
+  }
+}
+
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
+constexpr DotTile kDotPanels[kDotRows] = {dot_panel<1>, dot_panel<2>, dot_panel<3>,
+                                          dot_panel<4>, dot_panel<5>, dot_panel<6>};
+#else
+constexpr DotTile kDotPanels[kDotRows] = {dot_panel<1>, dot_panel<2>, dot_panel<3>};
+#endif
+
+// ---- outer_product ----
+
+// Rows of c times `Vectors` vectors of columns, the last one with `last` columns (kLanes: whole), over p < k.
+template <int Rows, int Vectors>
+HWY_INLINE void outer_tile(int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b, int64_t ldb,
+                           bool b_is_padded, float* c, int64_t ldc, int64_t last, bool accumulate) {
+  const D d;
+  V sums[Rows][Vectors];
+  LLA_UNROLL for (int i = 0; i < Rows; ++i) {
+    LLA_UNROLL for (int j = 0; j < Vectors; ++j) {
+      const float* from = c + i * ldc + j * kLanes;
+      if (!accumulate) sums[i][j] = hn::Zero(d);
+      else if (j + 1 < Vectors || last == kLanes) sums[i][j] = hn::LoadU(d, from);
+      else sums[i][j] = load_first(from, last);
+    }
+  }
+  if (last == kLanes || b_is_padded) {
+    for (int64_t p = 0; p < k; ++p) {
+      V vb[Vectors];
+      LLA_UNROLL for (int j = 0; j < Vectors; ++j) vb[j] = hn::LoadU(d, b + p * ldb + j * kLanes);
+      LLA_UNROLL for (int i = 0; i < Rows; ++i) {
+        const V va = hn::Set(d, a[i * a_row + p * a_col]);
+        LLA_UNROLL for (int j = 0; j < Vectors; ++j) sums[i][j] = hn::MulAdd(va, vb[j], sums[i][j]);
+      }
+    }
+  } else {
+    for (int64_t p = 0; p < k; ++p) {
+      V vb[Vectors];
+      LLA_UNROLL for (int j = 0; j < Vectors - 1; ++j) vb[j] = hn::LoadU(d, b + p * ldb + j * kLanes);
+      vb[Vectors - 1] = load_first(b + p * ldb + (Vectors - 1) * kLanes, last);
+      LLA_UNROLL for (int i = 0; i < Rows; ++i) {
+        const V va = hn::Set(d, a[i * a_row + p * a_col]);
+        LLA_UNROLL for (int j = 0; j < Vectors; ++j) sums[i][j] = hn::MulAdd(va, vb[j], sums[i][j]);
+      }
+    }
+  }
+  LLA_UNROLL for (int i = 0; i < Rows; ++i) {
+    LLA_UNROLL for (int j = 0; j < Vectors; ++j) {
+      float* to = c + i * ldc + j * kLanes;
+      if (j + 1 < Vectors || last == kLanes) hn::StoreU(sums[i][j], d, to);
+      else store_first(sums[i][j], to, last);
+    }
+  }
+}
+
+// All m rows of up to kOuterColumns columns.
+template <int Vectors>
+void outer_panel(int64_t m, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b, int64_t ldb,
+                 bool b_is_padded, float* c, int64_t ldc, int64_t last, bool accumulate) {
+  int64_t i = 0;
+  for (; i + kOuterRows <= m; i += kOuterRows) {
+    outer_tile<kOuterRows, Vectors>(k, a + i * a_row, a_row, a_col, b, ldb, b_is_padded, c + i * ldc, ldc, last, accumulate);
+  }
+  const float* rest = a + i * a_row;
+  float* out = c + i * ldc;
+  switch (m - i) {
+#define LLA_CASE(rows)                                                                                               \
+  case rows:                                                                                                         \
+    outer_tile<rows, Vectors>(k, rest, a_row, a_col, b, ldb, b_is_padded, out, ldc, last, accumulate);               \
+    break;
+    LLA_CASE(1)
+    LLA_CASE(2)
+    LLA_CASE(3)
+    LLA_CASE(4)
+    LLA_CASE(5)
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
+    LLA_CASE(6)
+    LLA_CASE(7)
+#endif
+#undef LLA_CASE
+    default: break;
+  }
+}
+
+}  // namespace
+
+void dot_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
+                 int64_t ldc, bool accumulate) {
+  if (m <= 0 || n <= 0) return;
+  int64_t p = 0;
+  do {
+    const int64_t depth = min(kDotDepth, k - p);
+    const bool add = accumulate || p > 0;
+    for (int64_t j = 0; j < n; j += kDotPanel) {
+      const int64_t columns = min(kDotPanel, n - j);
+      for (int64_t i = 0; i < m; i += kDotRows) {
+        kDotPanels[min(kDotRows, m - i) - 1](columns, depth, a + i * lda + p, lda, b + j * ldb + p, ldb, c + i * ldc + j,
+                                             ldc, add);
+      }
+    }
+    p += kDotDepth;
+  } while (p < k);
+}
+
+void outer_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
+                   int64_t ldb, float* c, int64_t ldc, bool accumulate) {
+  if (m <= 0 || n <= 0) return;
+  const D d;
+  // A panel of b is read once for every kOuterRows rows of c; if these are many and its rows lie apart, it is packed first.
+  const bool pack = m > 4 * kOuterRows && k > 64 && ldb > kOuterColumns;
+  alignas(64) float packed[kOuterDepth * kOuterColumns];
+  int64_t j = 0;
+  if (m == 1) {  // more columns at once: several sums under way
+    for (; j + kWideVectors * kLanes <= n; j += kWideVectors * kLanes) {
+      outer_tile<1, kWideVectors>(k, a, a_row, a_col, b + j, ldb, false, c + j, ldc, kLanes, accumulate);
+    }
+  } else if (m == 2) {
+    for (; j + kWideVectors / 2 * kLanes <= n; j += kWideVectors / 2 * kLanes) {
+      outer_tile<2, kWideVectors / 2>(k, a, a_row, a_col, b + j, ldb, false, c + j, ldc, kLanes, accumulate);
+    }
+  }
+  for (; j < n; j += kOuterColumns) {
+    const int64_t columns = min(kOuterColumns, n - j);
+    const int64_t vectors = (columns + kLanes - 1) / kLanes;
+    const int64_t last = columns - (vectors - 1) * kLanes;
+    int64_t p = 0;
+    do {
+      const int64_t depth = min(kOuterDepth, k - p);
+      const bool add = accumulate || p > 0;
+      const float* panel = b + p * ldb + j;
+      int64_t stride = ldb;
+      if (pack) {
+        for (int64_t row = 0; row < depth; ++row) {
+          for (int64_t v = 0; v < vectors; ++v) {
+            const float* from = panel + row * ldb + v * kLanes;
+            hn::Store(v + 1 < vectors || last == kLanes ? hn::LoadU(d, from) : load_first(from, last), d,
+                      packed + row * kOuterColumns + v * kLanes);
+          }
+        }
+        panel = packed;
+        stride = kOuterColumns;
+      }
+      if (vectors == kOuterVectors) {
+        outer_panel<kOuterVectors>(m, depth, a + p * a_col, a_row, a_col, panel, stride, pack, c + j, ldc, last, add);
+      } else {
+        outer_panel<1>(m, depth, a + p * a_col, a_row, a_col, panel, stride, pack, c + j, ldc, last, add);
+      }
+      p += kOuterDepth;
+    } while (p < k);
+  }
+}
+
+}  // namespace lla::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What the library needs and does without being asked: its dynamic section, its start-up code, and what its own objects refer
+to. Nothing in lla prints, exits, aborts, throws, or runs at load time."""
+import argparse
+import re
+import subprocess
+import sys
+
+NEEDED = re.compile(r"lib(stdc\+\+|c\+\+|c\+\+abi|m|gcc_s|c|unwind)\.so[.\d]*|ld-linux[\w-]*\.so[.\d]*|libpthread\.so[.\d]*")
+# Symbols that no object may refer to, and why.
+FORBIDDEN = {
+    "ends the process": ["exit", "_exit", "_Exit", "quick_exit", "abort", "__assert_fail", "__assert_perror_fail", "raise",
+                         "_ZSt9terminatev", "kill"],
+    "prints": ["printf", "fprintf", "vprintf", "vfprintf", "dprintf", "puts", "fputs", "putchar", "putc", "fputc", "fwrite",
+               "perror", "stdout", "stderr", "write", "__printf_chk", "__fprintf_chk", "__vfprintf_chk", "_ZSt4cout",
+               "_ZSt4cerr", "_ZSt4clog", "_ZNSt8ios_base4InitC1Ev"],
+    "throws": ["__cxa_throw", "__cxa_rethrow", "__cxa_allocate_exception"],
+    "registers code for the exit": ["atexit", "__cxa_atexit", "__cxa_thread_atexit", "at_quick_exit"],
+    "changes the process": ["setenv", "putenv", "setlocale", "signal", "sigaction", "fork", "system"],
+}
+# Host memory comes from the context's allocator; only these objects may call the C or C++ one (its default, and its own
+# threads).
+ALLOCATION = ["malloc", "calloc", "realloc", "free", "aligned_alloc", "posix_memalign", "_Znwm", "_Znam", "_ZdlPv",
+              "_ZdlPvm", "_ZdaPv", "_ZdaPvm", "_ZnwmSt11align_val_t", "_ZdlPvSt11align_val_t", "_ZdlPvmSt11align_val_t"]
+ALLOCATION_OBJECTS = re.compile(r"/core/(context|allocator|thread_pool|threads|pool)\w*\.cpp\.o$")
+
+
+def run(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def section_sizes(readelf, path):
+    sizes = {}
+    for match in re.finditer(r"\]\s+(\.\S+)\s+\S+\s+\w+\s+\w+\s+([0-9a-f]+)", run(readelf, "-SW", path)):
+        sizes[match[1]] = sizes.get(match[1], 0) + int(match[2], 16)
+    return sizes
+
+
+def check_library(options, faults):
+    dynamic = run(options.readelf, "-dW", options.library)
+    needed = re.findall(r"\(NEEDED\).*\[(.+?)\]", dynamic)
+    print("needed:", " ".join(needed))
+    if not needed:
+        faults.append("the library needs nothing: was it read?")
+    for name in needed:
+        if not NEEDED.fullmatch(name):
+            faults.append(f"the library needs {name}")
+    soname = re.search(r"\(SONAME\).*\[(.+?)\]", dynamic)
+    if not soname or not re.fullmatch(r"liblla\.so\.\d+", soname[1]):
+        faults.append(f"soname is {soname and soname[1]}")
+    for tag in ("TEXTREL", "RPATH", "RUNPATH"):
+        if f"({tag})" in dynamic:
+            faults.append(f"the dynamic section has {tag}")
+    if not re.search(r"BIND_NOW|FLAGS_1.*NOW", dynamic):
+        faults.append("the library is not bound at load time")
+    stack = re.search(r"GNU_STACK.*", run(options.readelf, "-lW", options.library))
+    if stack and re.search(r"RWE", stack[0]):
+        faults.append("the stack is executable")
+    ours = section_sizes(options.readelf, options.library)
+    plain = section_sizes(options.readelf, options.plain)
+    for section in (".init_array", ".fini_array", ".ctors", ".dtors", ".preinit_array"):
+        print(f"{section}: {ours.get(section, 0)} bytes, a library with no code of its own has {plain.get(section, 0)}")
+        if ours.get(section, 0) != plain.get(section, 0):
+            faults.append(f"{section} holds code of the library")
+
+
+def check_objects(options, faults):
+    forbidden = {symbol: why for why, symbols in FORBIDDEN.items() for symbol in symbols}
+    references = 0
+    for path in options.objects:
+        for line in run(options.nm, "-u", path).splitlines():
+            symbol = line.split()[-1].split("@")[0]
+            references += 1
+            if symbol in forbidden:
+                faults.append(f"{path}: refers to {symbol}, which {forbidden[symbol]}")
+            if symbol in ALLOCATION and not ALLOCATION_OBJECTS.search(path):
+                faults.append(f"{path}: refers to {symbol}, not to the context's allocator")
+        for section in section_sizes(options.readelf, path):
+            if re.match(r"\.(init_array|fini_array|ctors|dtors|tbss|tdata)", section):
+                faults.append(f"{path}: has a section {section}")
+    print(f"{len(options.objects)} objects, {references} references")
+    if not options.objects or not references:
+        faults.append("no object was checked")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nm", default="nm")
+    parser.add_argument("--readelf", default="readelf")
+    parser.add_argument("--library", required=True)
+    parser.add_argument("--plain", required=True, help="a shared library with no code, linked in the same way")
+    parser.add_argument("--objects", required=True, help="objects of the library, separated by semicolons")
+    options = parser.parse_args()
+    options.objects = [path for path in options.objects.split(";") if path.endswith(".o")]
+    faults = []
+    check_library(options, faults)
+    check_objects(options, faults)
+    for fault in faults:
+        print("FAULT", fault)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,686 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CPU kernels of the delta rule, for every instruction set of this CPU: golden vectors, the reference backend, hostile
+// keys and gates, histories, splits, handed-over gradients, and the promises about bits.
+#include <gtest/gtest.h>
+
+#include "cpu/mixers.h"
+#include "golden.h"
+#include "lla/context.h"
+#include "mixer_testing.h"
+
+namespace {
+
+using namespace mixer_testing;
+using Values = std::vector<double>;
+
+std::vector<int32_t> instruction_sets() {
+  std::vector<int32_t> sets = {LLA_ISA_BASELINE};
+  const int32_t best = cpu_isa();
+  if (best == LLA_ISA_AVX2 || best == LLA_ISA_AVX512) sets.push_back(LLA_ISA_AVX2);
+  if (best == LLA_ISA_AVX512) sets.push_back(LLA_ISA_AVX512);
+  if (best == LLA_ISA_NEON) sets.push_back(LLA_ISA_NEON);
+  return sets;
+}
+
+const Kernel& kernel_of(int32_t isa, Op op) {
+  int64_t count = 0;
+  const Kernel* kernels = cpu::delta_rule_kernels(isa, &count);
+  for (int64_t i = 0; i < count; ++i) {
+    if (kernels[i].op == op) return kernels[i];
+  }
+  return kernels[0];
+}
+
+class DeltaRule : public testing::TestWithParam<int32_t> {
+ protected:
+  const Kernel& forward = kernel_of(GetParam(), Op::MixerForward);
+  const Kernel& backward = kernel_of(GetParam(), Op::MixerBackward);
+};
+
+MixerShape shape_of(int64_t heads, int64_t groups, int64_t dk, int64_t dv, int64_t grain, int64_t levels, bool absorb = false) {
+  MixerShape s;
+  s.mixer = LLA_DELTA_RULE;
+  s.heads = heads;
+  s.groups = groups;
+  s.key_dim = dk;
+  s.value_dim = dv;
+  s.grain = grain;
+  s.levels = levels;
+  s.absorb = absorb;
+  s.scale = 0.75;
+  return s;
+}
+
+// Keys of length one: longer ones make the delta rule grow without bound.
+void make_unit(Tensor& k) {
+  for (int64_t r = 0; r < k.rows; ++r) {
+    for (int64_t h = 0; h < k.heads; ++h) {
+      double sum = 0;
+      for (int64_t i = 0; i < k.dim; ++i) sum += k.get(r, h, i) * k.get(r, h, i);
+      for (int64_t i = 0; i < k.dim; ++i) k.set(r, h, i, k.get(r, h, i) / std::sqrt(sum));
+    }
+  }
+}
+void make_unit(Memory& m, const SlotImage& image) {
+  const int32_t type = m.memory.tail_layout.dtype;
+  const int64_t dk = m.shape.key_dim;
+  for (int64_t p = std::max(image.position / m.shape.grain * m.shape.grain, image.start); p < image.position; ++p) {
+    const int64_t ring = (image.tail_origin + p % m.shape.grain) % m.memory.tail_layout.capacity;
+    for (int64_t g = 0; g < m.shape.groups; ++g) {
+      char* k = m.memory.tail_k(image.tail, g, ring);
+      double sum = 0;
+      for (int64_t i = 0; i < dk; ++i) sum += std::pow(load_element<double>(k, type, i), 2);
+      for (int64_t i = 0; i < dk; ++i) store_element<double>(k, type, i, load_element<double>(k, type, i) / std::sqrt(sum));
+    }
+  }
+}
+
+// Nodes of the delta rule have no decay of their own.
+void clear_decays(Memory& m, const SlotImage& image) {
+  for (int32_t id : image.node) {
+    for (int64_t h = 0; id >= 0 && h < m.shape.heads; ++h) store_element<double>(m.memory.node_decay(id, h), LLA_F32, 0, 0.0);
+  }
+}
+
+Tensors unit_tensors(Random& random, const MixerShape& shape, int64_t rows, const Inputs& in) {
+  Tensors t = random_tensors(random, shape, rows, in);
+  make_unit(t.k);
+  return t;
+}
+
+// The same tensors with outputs in double, for the reference.
+Tensors with_double_outputs(const Tensors& t) {
+  Tensors r = t;
+  for (Tensor* x : {&r.y, &r.dq, &r.dk, &r.dv, &r.dgate, &r.dwrite, &r.dlambda}) {
+    if (!x->empty()) *x = Tensor(LLA_F64, x->rows, x->heads, x->dim);
+  }
+  return r;
+}
+
+struct Named {
+  const char* name;
+  Values values;
+};
+std::vector<Named> gradients_of(const Tensors& t) {
+  return {{"dq", t.dq.values()},       {"dk", t.dk.values()},         {"dv", t.dv.values()},
+          {"dgate", t.dgate.values()}, {"dwrite", t.dwrite.values()}, {"dlambda", t.dlambda.values()}};
+}
+void expect_close(const std::vector<Named>& a, const std::vector<Named>& b, double tolerance, const std::string& where) {
+  for (size_t i = 0; i < a.size(); ++i) {
+    // Gradients that are zero but for rounding (a unit key of one element erases everything) count as of size 1e-2.
+    const double floor = 1e-2 * std::sqrt(static_cast<double>(b[i].values.size()));
+    const double error = golden::relative_error(a[i].values, b[i].values, floor);
+    if (getenv("DUMP") && error > atof(getenv("DUMP"))) printf("%s %s %g\n", a[i].name, where.c_str(), error);
+    EXPECT_LE(error, tolerance) << a[i].name << " " << where;
+  }
+}
+
+// ---- golden vectors ----
+
+struct GoldenCase {
+  MixerShape shape;
+  Tensors t;
+  std::vector<Sequence> sequences;
+  int64_t rows = 0;
+};
+
+void fill_from(Tensor& tensor, const golden::File& f, const char* name) {
+  size_t at = 0;
+  const Values& values = f[name];
+  tensor.fill([&] { return values[at++]; });
+}
+
+GoldenCase golden_case(const golden::File& f, int64_t grain) {
+  GoldenCase c;
+  c.shape = shape_of(f.integer("H"), f.integer("G"), f.integer("dk"), f.integer("dv"), grain, f.integer("L"),
+                     f.text("levels_policy") == "absorb");
+  c.shape.scale = f.number("scale");
+  c.rows = f.integer("B") * f.integer("T");
+  Random random(1);
+  Inputs in;
+  in.pad = 3;
+  c.t = random_tensors(random, c.shape, c.rows, in);
+  fill_from(c.t.q, f, "in.q");
+  fill_from(c.t.k, f, "in.k");
+  fill_from(c.t.v, f, "in.v");
+  fill_from(c.t.gate, f, "in.g");
+  fill_from(c.t.write, f, "in.beta");
+  fill_from(c.t.lambda, f, "in.lam");
+  for (int64_t b = 0; b < f.integer("B"); ++b) c.sequences.push_back(plain_sequence(b * f.integer("T"), f.integer("T")));
+  return c;
+}
+
+const char* const kGolden[] = {"delta_tiny",   "delta_groups",    "delta_absorb",     "delta_linear",
+                               "delta_no_gate", "delta_gdn_shape", "delta_paper_shape"};
+
+TEST_P(DeltaRule, Golden) {
+  for (const char* name : kGolden) {
+    const golden::File f = golden::load(name);
+    ASSERT_TRUE(f.valid) << f.error;
+    const double tolerance = std::string(name) == "delta_no_gate" ? 1e-4 : 2e-5;
+    for (int64_t grain : {1, 4, 16, 64, 128, 512}) {
+      const std::string where = std::string(name) + " grain " + std::to_string(grain);
+      GoldenCase c = golden_case(f, grain);
+      const Limits limits = limits_of(c.sequences, c.rows);
+      const MixerForward p = forward_problem(c.shape, c.t, c.sequences);
+      run_kernel(forward, &p, limits);
+      EXPECT_LE(norm_error(c.t.y.values(), f["out.o"]), tolerance) << where;
+      if (!f.has("in.do")) continue;
+      fill_from(c.t.dy, f, "in.do");
+      const MixerBackward b = backward_problem(c.shape, c.t, c.sequences);
+      run_kernel(backward, &b, limits);
+      expect_close(gradients_of(c.t),
+                   {{"dq", f["grad.q"]},
+                    {"dk", f["grad.k"]},
+                    {"dv", f["grad.v"]},
+                    {"dgate", f["grad.g"]},
+                    {"dwrite", f["grad.beta"]},
+                    {"dlambda", f["grad.lam"]}},
+                   tolerance, where);
+    }
+  }
+}
+
+// With a grain of one row the nodes are the canonical blocks.
+TEST_P(DeltaRule, GoldenStates) {
+  for (const char* name : kGolden) {
+    const golden::File f = golden::load(name);
+    ASSERT_TRUE(f.valid) << f.error;
+    if (f.text("levels_policy") != "error") continue;
+    GoldenCase c = golden_case(f, 1);
+    const int64_t batch = f.integer("B"), rows = f.integer("T"), size = c.shape.key_dim * c.shape.value_dim;
+    Memory memory(c.shape, 1000, batch);
+    std::vector<Append> appends(static_cast<size_t>(batch));
+    for (int64_t b = 0; b < batch; ++b) {
+      Append& append = appends[static_cast<size_t>(b)];
+      append.plan(memory, memory.empty_slot(0), b, b * rows, rows);
+      c.sequences[static_cast<size_t>(b)] = append.sequence;
+    }
+    MixerForward p = forward_problem(c.shape, c.t, c.sequences);
+    p.state = memory.memory;
+    run_kernel(forward, &p, limits_of(c.sequences, c.rows));
+    Values got, want;
+    for (int j = 0; j < 12; ++j) {
+      const std::string block = "state.block" + std::to_string(j);
+      EXPECT_EQ(f.has(block), appends[0].after.node[j] >= 0) << name << " " << block;
+      if (!f.has(block)) continue;
+      want.insert(want.end(), f[block].begin(), f[block].end());
+      for (const Append& append : appends) {
+        for (int64_t h = 0; h < c.shape.heads; ++h) {
+          const char* node = memory.memory.node(append.after.node[j], h);
+          for (int64_t i = 0; i < size; ++i) got.push_back(load_element<double>(node, LLA_F32, i));
+        }
+      }
+    }
+    EXPECT_LE(norm_error(got, want), 2e-5) << name;
+  }
+}
+
+// ---- against the reference backend ----
+
+struct Part {
+  int64_t start, position, rows;
+  bool history = true, padding = false;
+};
+
+// Everything that a slot holds; gates of -inf and -700 are brought to the size of the rest.
+void append_values(const Memory& m, const SlotImage& image, Values* out) {
+  const SlotValues one = slot_values(m, image);
+  out->insert(out->end(), one.content.begin(), one.content.end());
+  for (double x : one.scalars) out->push_back(std::isinf(x) ? -2 : x < -100 ? x / 700 : x);
+}
+
+// A batch with histories and states' gradients, on one backend's memory. Two with the same seed hold the same numbers.
+struct Step {
+  Step(uint64_t seed, const MixerShape& shape, const std::vector<Part>& parts, int32_t node_dtype, int32_t tail_dtype)
+      : memory(shape, 400, 40, 8, node_dtype, tail_dtype), gradient(shape, 400, 40) {
+    memory.rewrites_all = true;
+    Random random(seed);
+    appends.resize(parts.size());
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const Part& part = parts[i];
+      const int64_t begin = rows;
+      rows += part.rows;
+      Append& append = appends[i];
+      if (part.history) {
+        const SlotImage before = memory.random_slot(random, part.position, part.start);
+        make_unit(memory, before);
+        clear_decays(memory, before);
+        const bool every_fold = i % 2 == 0 && shape.grain >= 16;
+        append.plan(memory, before, static_cast<int64_t>(i), begin, part.rows, every_fold, i % 3 == 1);
+        Sequence& s = append.sequence;
+        s.final_gradient = gradient.random_slot(random, part.position + part.rows, part.start);
+        s.initial_gradient = gradient.empty_slot(part.position);
+        s.initial_gradient.start = part.start;
+        s.initial_gradient.tail_origin = 1 % static_cast<int32_t>(gradient.memory.tail_layout.capacity);
+        for (int b = 0; b < kNodes; ++b) {
+          if (gradient.live(part.position / shape.grain, b, part.start)) s.initial_gradient.node[b] = gradient.next_node++;
+        }
+      } else {
+        append.sequence = plain_sequence(begin, part.rows, part.position);
+        append.sequence.index = static_cast<int64_t>(i);
+      }
+      append.sequence.padding = part.padding;
+      sequences.push_back(append.sequence);
+    }
+  }
+  Values slots() const {
+    Values out;
+    for (const Append& append : appends) {
+      if (append.sequence.history.tail < 0 || append.sequence.padding) continue;
+      append_values(memory, append.after, &out);
+    }
+    return out;
+  }
+  Values initial_gradients() const {
+    Values out;
+    for (const Sequence& s : sequences) {
+      if (s.initial_gradient.tail < 0 || s.padding) continue;
+      append_values(gradient, s.initial_gradient, &out);
+    }
+    return out;
+  }
+
+  Memory memory, gradient;
+  std::vector<Append> appends;
+  std::vector<Sequence> sequences;
+  int64_t rows = 0;
+};
+
+struct Result {
+  Tensors t;
+  Values slots, initial;
+  std::vector<Named> named(bool states) const {
+    std::vector<Named> out = gradients_of(t);
+    out.push_back({"y", t.y.values()});
+    if (states) out.push_back({"slots", slots});
+    if (states) out.push_back({"initial gradient", initial});
+    return out;
+  }
+};
+
+enum class Saved { No, Yes };
+
+Result run_step(const Kernel* forward, const Kernel* backward, Step& step, Tensors t, Saved keep = Saved::No,
+                bool reverse = false) {
+  Result result;
+  result.t = std::move(t);
+  Limits limits = limits_of(step.sequences, result.t.q.rows);
+  MixerForward f = forward_problem(step.memory.shape, result.t, step.sequences);
+  f.state = step.memory.memory;
+  if (!forward) forward = find_kernel(reference_backend(), Op::MixerForward, &f);
+  const int64_t bytes = forward->saved_bytes ? forward->saved_bytes(&f, limits) : 0;
+  Buffer saved(bytes);
+  if (keep == Saved::Yes) f.saved = saved.data();
+  run_kernel(*forward, &f, limits, reverse);
+  MixerBackward b = backward_problem(step.memory.shape, result.t, step.sequences);
+  b.state = step.memory.memory;
+  b.gradient = step.gradient.memory;
+  if (keep == Saved::Yes) b.saved = saved.data();
+  limits.length += 1000;  // may differ from forward's
+  if (!backward) backward = find_kernel(reference_backend(), Op::MixerBackward, &b);
+  run_kernel(*backward, &b, limits, reverse);
+  result.slots = step.slots();
+  result.initial = step.initial_gradients();
+  return result;
+}
+
+struct Trial {
+  MixerShape shape;
+  std::vector<Part> parts;
+  Inputs in;
+  int32_t node_dtype = LLA_F32, tail_dtype = LLA_F32;
+};
+
+Trial random_trial(Random& random, int number) {
+  const int64_t dims[] = {1, 3, 16, 48, 64, 128}, grains[] = {1, 4, 16, 64, 128, 256};
+  const int64_t pairs[][2] = {{1, 1}, {2, 2}, {4, 2}, {3, 1}, {12, 1}};
+  Trial trial;
+  const bool small = random.below(3) > 0;  // of large ones only few, for time
+  const int64_t* pair = pairs[random.below(small ? 5 : 3)];
+  const int64_t most = small ? 3 : 6, grain = grains[random.below(6)];
+  trial.shape = shape_of(pair[0], pair[1], dims[random.below(most)], dims[random.below(most)], grain, 0);
+  const int kind = number % 4;
+  if (kind > 0) trial.shape.levels = kind == 1 ? 1 + random.below(7) : 12;
+  trial.shape.absorb = kind == 1;
+  trial.shape.head_map = random.below(2) ? LLA_HEAD_MAP_CYCLIC : LLA_HEAD_MAP_BLOCKED;
+  trial.in.gate = random.below(4) > 0;
+  trial.in.write = random.below(4) > 0;
+  trial.in.pad = random.below(2) * 5;
+  const int64_t sequences = 1 + random.below(4);
+  for (int64_t i = 0; i < sequences; ++i) {
+    Part part;
+    part.position = random.below(2) ? random.below(400) : grain * random.below(4);
+    part.start = random.below(3) ? 0 : random.below(part.position + 1);
+    part.rows = random.below(3) ? random.below(300) : random.below(6);
+    part.history = random.below(4) > 0;
+    part.padding = random.below(8) == 0;
+    trial.parts.push_back(part);
+  }
+  return trial;
+}
+
+std::string describe(const Trial& t, int number) {
+  std::string text = "trial " + std::to_string(number) + " H" + std::to_string(t.shape.heads) + " G" +
+                     std::to_string(t.shape.groups) + " dk" + std::to_string(t.shape.key_dim) + " dv" +
+                     std::to_string(t.shape.value_dim) + " C" + std::to_string(t.shape.grain) + " L" +
+                     std::to_string(t.shape.levels) + (t.shape.absorb ? " absorb" : "");
+  for (const Part& p : t.parts) {
+    text += " [" + std::to_string(p.start) + " " + std::to_string(p.position) + "+" + std::to_string(p.rows) +
+            (p.history ? "" : " empty") + (p.padding ? " padding" : "") + "]";
+  }
+  return text;
+}
+
+void expect_trial(const Kernel& forward, const Kernel& backward, const Trial& trial, uint64_t seed, double tolerance,
+                  const std::string& where) {
+  Step own(seed, trial.shape, trial.parts, trial.node_dtype, trial.tail_dtype);
+  Step other(seed, trial.shape, trial.parts, trial.node_dtype, trial.tail_dtype);
+  Random random(seed + 1);
+  const Tensors t = unit_tensors(random, trial.shape, own.rows, trial.in);
+  const Result result = run_step(&forward, &backward, own, t);
+  const Result expected = run_step(nullptr, nullptr, other, with_double_outputs(t));
+  expect_close(result.named(true), expected.named(true), tolerance, where);
+}
+
+TEST_P(DeltaRule, MatchesReference) {
+  Random random(7);
+  for (int number = 0; number < 120; ++number) {
+    const Trial trial = random_trial(random, number);
+    const double tolerance = trial.shape.key_dim == 1 ? 2e-5 : 3e-6;  // all unit keys of one element are the same key
+    expect_trial(forward, backward, trial, 100 + static_cast<uint64_t>(number), tolerance, describe(trial, number));
+  }
+}
+
+// Types of memory; the arithmetic is the same. Gradients and y stay wide, so that their rounding hides nothing.
+TEST_P(DeltaRule, MatchesReferenceInNarrowTypes) {
+  Random random(8);
+  for (int number = 0; number < 24; ++number) {
+    Trial trial = random_trial(random, number);
+    trial.in.dtype = number % 2 ? LLA_F16 : LLA_BF16;
+    trial.tail_dtype = number % 3 ? LLA_F32 : trial.in.dtype;
+    Step own(5, trial.shape, trial.parts, LLA_F32, trial.tail_dtype), other(5, trial.shape, trial.parts, LLA_F32, trial.tail_dtype);
+    Tensors t = unit_tensors(random, trial.shape, own.rows, trial.in);
+    const Tensors wide = with_double_outputs(t);
+    for (Tensor* x : {&t.y, &t.dq, &t.dk, &t.dv}) *x = Tensor(LLA_F32, x->rows, x->heads, x->dim, x->pad);
+    const Result result = run_step(&forward, &backward, own, t);
+    const double tolerance = trial.shape.key_dim == 1 ? 2e-5 : 3e-6;
+    expect_close(result.named(true), run_step(nullptr, nullptr, other, wide).named(true), tolerance, describe(trial, number));
+  }
+}
+
+// Rounding a node to bf16 can go either way where both sides are close to the middle: a rare step of 2^-9.
+TEST_P(DeltaRule, MatchesReferenceWithRoundedNodes) {
+  Random random(9);
+  for (int number = 2; number < 40; number += number % 4 == 3 ? 3 : 1) {  // log-linear without absorbing
+    Trial trial = random_trial(random, number);
+    if (trial.shape.key_dim == 1) trial.shape.key_dim = 2;
+    trial.node_dtype = LLA_BF16;
+    expect_trial(forward, backward, trial, 300 + static_cast<uint64_t>(number), 2e-4, describe(trial, number));
+  }
+}
+
+// ---- hostile keys and gates ----
+
+TEST_P(DeltaRule, HardGates) {
+  Random random(10);
+  for (int number = 0; number < 40; ++number) {
+    Trial trial = random_trial(random, number);
+    trial.in.gate = true;
+    trial.in.hard = 0.15;
+    const double tolerance = trial.shape.key_dim == 1 ? 2e-5 : 3e-6;
+    expect_trial(forward, backward, trial, 500 + static_cast<uint64_t>(number), tolerance, describe(trial, number));
+  }
+}
+
+TEST_P(DeltaRule, RepeatedKey) {
+  for (const double write : {0.835, 0.999}) {
+    for (const int64_t levels : {0, 10}) {
+      for (const int64_t grain : {16, 64, 128}) {
+        Trial trial;
+        trial.shape = shape_of(1, 1, 128, 128, grain, levels);
+        Step own(1, trial.shape, {{0, 0, 256, false}}, LLA_F32, LLA_F32), other(1, trial.shape, {{0, 0, 256, false}}, LLA_F32, LLA_F32);
+        Random random(11);
+        Tensors t = unit_tensors(random, trial.shape, 256, trial.in);
+        for (int64_t r = 1; r < 256; ++r) {
+          for (int64_t i = 0; i < 128; ++i) t.k.set(r, 0, i, t.k.get(0, 0, i));
+        }
+        t.gate.fill([] { return -1e-3; });
+        t.write.fill([&] { return write; });
+        expect_close(run_step(&forward, &backward, own, t).named(false),
+                     run_step(nullptr, nullptr, other, with_double_outputs(t)).named(false), 5e-5,
+                     "write " + std::to_string(write) + " L" + std::to_string(levels) + " C" + std::to_string(grain));
+      }
+    }
+  }
+}
+
+// Keys that differ little, so that the rows of tril(w K K^T) sum to about 40; and writes of exactly one without any gate.
+TEST_P(DeltaRule, NearParallelKeys) {
+  for (const double noise : {0.05, 0.02, 0.0}) {
+    for (const int64_t grain : {64, 128}) {
+      const MixerShape shape = shape_of(2, 1, 64, 64, grain, noise == 0.02 ? 0 : 10);
+      const std::vector<Part> parts = {{0, 0, 300, false}};
+      Step own(1, shape, parts, LLA_F32, LLA_F32), other(1, shape, parts, LLA_F32, LLA_F32);
+      Random random(12);
+      Inputs in;
+      in.gate = noise > 0;
+      Tensors t = unit_tensors(random, shape, 300, in);
+      for (int64_t r = 1; r < 300 && noise > 0; ++r) {
+        for (int64_t i = 0; i < 64; ++i) t.k.set(r, 0, i, t.k.get(0, 0, i) + noise * random.normal());
+      }
+      make_unit(t.k);
+      if (in.gate) t.gate.fill([] { return -1e-3; });
+      t.write.fill([&] { return noise > 0 ? 0.72 : 1.0; });
+      double sum = 0;
+      for (int64_t s = 0; s < 64; ++s) {
+        double dot = 0;
+        for (int64_t i = 0; i < 64; ++i) dot += t.k.get(63, 0, i) * t.k.get(s, 0, i);
+        sum += t.write.get(63, 0, 0) * std::fabs(dot);
+      }
+      EXPECT_TRUE(noise == 0 || sum > 35) << sum;
+      expect_close(run_step(&forward, &backward, own, t).named(false),
+                   run_step(nullptr, nullptr, other, with_double_outputs(t)).named(false), noise > 0 ? 5e-5 : 3e-6,
+                   "noise " + std::to_string(noise) + " C" + std::to_string(grain));
+    }
+  }
+}
+
+// ---- splits ----
+
+// Appends rows in pieces of the given lengths; returns the slot at the end, the outputs are in t.y.
+SlotImage append_pieces(const Kernel& forward, Memory& m, Tensors& t, const std::vector<int64_t>& pieces) {
+  SlotImage slot = m.empty_slot(0);
+  int64_t begin = 0;
+  for (int64_t rows : pieces) {
+    Append append;
+    append.plan(m, slot, 0, begin, rows);
+    const std::vector<Sequence> sequences = {append.sequence};
+    MixerForward p = forward_problem(m.shape, t, sequences);
+    p.state = m.memory;
+    run_kernel(forward, &p, limits_of(sequences, t.q.rows));
+    slot = append.after;
+    begin += rows;
+  }
+  return slot;
+}
+
+TEST_P(DeltaRule, PiecesMatchOneCall) {
+  Random random(13);
+  for (const int64_t grain : {1, 4, 16, 64, 256}) {
+    for (const int64_t levels : {0, 5, 9}) {
+      const MixerShape shape = shape_of(2, 1, 16, 24, grain, levels, levels == 5);
+      const int64_t total = 150;
+      Tensors t = unit_tensors(random, shape, total, Inputs());
+      Memory whole_memory(shape, 3000, 1);
+      whole_memory.rewrites_all = true;
+      const SlotImage whole = append_pieces(forward, whole_memory, t, {total});
+      const Values y = t.y.values();
+      for (int kind = 0; kind < 4; ++kind) {  // single rows; drafts; anything
+        std::vector<int64_t> pieces;
+        for (int64_t left = total; left > 0; left -= pieces.back()) {
+          const int64_t rows = kind == 0 ? 1 : kind == 1 ? 3 : random.below(kind == 2 ? 9 : 80);
+          pieces.push_back(std::min(left, rows));
+        }
+        Memory memory(shape, 3000, 1);
+        memory.rewrites_all = true;
+        t.y.fill([] { return 0.0; });
+        const SlotImage slot = append_pieces(forward, memory, t, pieces);
+        const std::string where = "C" + std::to_string(grain) + " L" + std::to_string(levels) + " kind " + std::to_string(kind);
+        EXPECT_LE(norm_error(t.y.values(), y), 3e-6) << where;
+        EXPECT_LE(norm_error(slot_values(memory, slot).content, slot_values(whole_memory, whole).content), 3e-6) << where;
+      }
+    }
+  }
+}
+
+// Backward in two calls, the second's gradient of its initial state handed to the first, is backward in one.
+TEST_P(DeltaRule, HandedOverGradients) {
+  Random random(14);
+  for (const int64_t grain : {4, 16, 128}) {
+    for (const int64_t cut : {1, 16, 37, 96, 130}) {
+      const MixerShape shape = shape_of(4, 2, 16, 24, grain, grain == 16 ? 0 : 9);
+      const int64_t total = 150;
+      Memory memory(shape, 3000, 1), gradient(shape, 3000, 3);
+      memory.rewrites_all = true;
+      Tensors t = unit_tensors(random, shape, total, Inputs());
+      std::vector<Append> appends(2);
+      appends[0].plan(memory, memory.empty_slot(0), 0, 0, cut);
+      std::vector<Sequence> first = {appends[0].sequence};
+      MixerForward p = forward_problem(shape, t, first);
+      p.state = memory.memory;
+      run_kernel(forward, &p, limits_of(first, total));
+      appends[1].plan(memory, appends[0].after, 0, cut, total - cut);
+      std::vector<Sequence> second = {appends[1].sequence}, whole = {plain_sequence(0, total)};
+      const SlotImage final = gradient.random_slot(random, total, 0);
+      SlotImage middle = gradient.empty_slot(cut);
+      middle.start = 0;
+      for (int b = 0; b < kNodes; ++b) {
+        if (gradient.live(cut / grain, b, 0)) middle.node[b] = gradient.next_node++;
+      }
+      second[0].initial_gradient = first[0].final_gradient = middle;
+      second[0].final_gradient = whole[0].final_gradient = final;
+      std::vector<Named> results[2];
+      for (const bool split : {false, true}) {
+        for (Tensor* x : {&t.dq, &t.dk, &t.dv, &t.dgate, &t.dwrite, &t.dlambda}) x->fill([] { return 0.0; });
+        for (const std::vector<Sequence>* sequences : {&whole, &second, &first}) {
+          if (split == (sequences == &whole)) continue;
+          MixerBackward b = backward_problem(shape, t, *sequences);
+          for (View* view : {&b.dq, &b.dk, &b.dv, &b.dgate, &b.dwrite, &b.dlambda}) view->accumulate = true;
+          b.state = memory.memory;
+          b.gradient = gradient.memory;
+          run_kernel(backward, &b, limits_of(*sequences, total));
+        }
+        results[split] = gradients_of(t);
+      }
+      expect_close(results[1], results[0], 3e-6, "C" + std::to_string(grain) + " cut " + std::to_string(cut));
+    }
+  }
+}
+
+// ---- promises about bits ----
+
+bool same_bits(const std::vector<Named>& a, const std::vector<Named>& b) {
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (a[i].values != b[i].values) return false;
+  }
+  return true;
+}
+
+TEST_P(DeltaRule, BitsDoNotDependOnScheduleSavedOrBatch) {
+  Random random(15);
+  for (int number = 0; number < 24; ++number) {
+    Trial trial = random_trial(random, number);
+    trial.shape.grain = number % 3 ? 4 : 1;  // many pieces, several saved sets
+    const uint64_t seed = 700 + static_cast<uint64_t>(number);
+    Random numbers(seed);
+    const auto step = [&] { return Step(seed, trial.shape, trial.parts, LLA_F32, LLA_F32); };
+    Step a = step(), b = step(), c = step();
+    const Tensors t = unit_tensors(numbers, trial.shape, a.rows, trial.in);
+    const Result plain = run_step(&forward, &backward, a, t);
+    const std::string where = describe(trial, number);
+    EXPECT_TRUE(same_bits(run_step(&forward, &backward, b, t, Saved::Yes).named(true), plain.named(true))) << where;
+    // One sequence alone, its tasks in reverse order: all others are made padding.
+    const size_t kept = static_cast<size_t>(random.below(static_cast<int64_t>(trial.parts.size())));
+    if (trial.parts[kept].padding) continue;
+    for (size_t i = 0; i < c.sequences.size(); ++i) c.sequences[i].padding = i != kept;
+    const Result alone = run_step(&forward, &backward, c, t, Saved::No, true);
+    const Sequence& s = c.sequences[kept];
+    for (const auto& [x, y] : {std::pair(&alone.t.y, &plain.t.y), {&alone.t.dk, &plain.t.dk}, {&alone.t.dgate, &plain.t.dgate}}) {
+      for (int64_t r = s.row_begin; r < s.row_begin + s.rows && !x->empty(); ++r) {
+        for (int64_t h = 0; h < x->heads; ++h) {
+          for (int64_t i = 0; i < x->dim; ++i) EXPECT_EQ(x->get(r, h, i), y->get(r, h, i)) << where;
+        }
+      }
+    }
+  }
+}
+
+// Gradients that accumulate, in types of their own, equal the plain ones added and rounded once.
+TEST_P(DeltaRule, AccumulatesInTheGradientsType) {
+  Random random(16);
+  const MixerShape shape = shape_of(4, 2, 16, 8, 16, 6);
+  const std::vector<Sequence> sequences = {plain_sequence(0, 30)};
+  Inputs in;
+  in.dtype = LLA_BF16;
+  Tensors t = unit_tensors(random, shape, 30, in);
+  const auto outputs = [](Tensors& x) {
+    return std::vector<Tensor*>{&x.dq, &x.dk, &x.dv, &x.dgate, &x.dwrite, &x.dlambda};
+  };
+  Tensors wide = t;
+  for (Tensor* x : outputs(wide)) *x = Tensor(LLA_F32, x->rows, x->heads, x->dim);
+  const MixerBackward plain = backward_problem(shape, wide, sequences);
+  run_kernel(backward, &plain, limits_of(sequences, 30));
+  for (Tensor* x : outputs(t)) x->fill([&] { return random.normal(); });
+  Tensors before = t;
+  MixerBackward added = backward_problem(shape, t, sequences);
+  for (View* view : {&added.dq, &added.dk, &added.dv, &added.dgate, &added.dwrite, &added.dlambda}) view->accumulate = true;
+  run_kernel(backward, &added, limits_of(sequences, 30));
+  for (size_t n = 0; n < outputs(t).size(); ++n) {
+    Tensor &x = *outputs(t)[n], &w = *outputs(wide)[n], &old = *outputs(before)[n];
+    for (int64_t r = 0; r < x.rows; ++r) {
+      for (int64_t h = 0; h < x.heads; ++h) {
+        for (int64_t i = 0; i < x.dim; ++i) {
+          const float sum = static_cast<float>(old.get(r, h, i)) + static_cast<float>(w.get(r, h, i));
+          Tensor rounded(x.dtype, 1, 1, 1);
+          rounded.set(0, 0, 0, sum);
+          EXPECT_EQ(x.get(r, h, i), rounded.get(0, 0, 0)) << n;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(DeltaRule, MemoryGrowsWithTheLimits) {
+  for (const int64_t levels : {0, 5, 20}) {
+    MixerBackward b;
+    b.shape = shape_of(4, 2, 64, 64, 64, levels, levels == 5);
+    MixerForward f;
+    f.shape = b.shape;
+    Need f_before, b_before;
+    int64_t saved_before = 0;
+    for (int64_t rows = 0; rows < 3000000; rows += rows / 3 + 1) {
+      const Limits limits{3, rows, rows, rows, 0};
+      Need f_need, b_need;
+      forward.measure(&f, limits, &f_need);
+      backward.measure(&b, limits, &b_need);
+      const int64_t saved = forward.saved_bytes(&f, limits);
+      EXPECT_TRUE(f_need.per_thread >= f_before.per_thread && b_need.per_thread >= b_before.per_thread &&
+                  b_need.shared >= b_before.shared && saved >= saved_before)
+          << rows;
+      f_before = f_need;
+      b_before = b_need;
+      saved_before = saved;
+    }
+    Need need;
+    const Limits huge{1, INT64_MAX / 2, INT64_MAX / 2, INT64_MAX / 2, 0};
+    backward.measure(&b, huge, &need);
+    EXPECT_LT(need.shared, 0);
+    EXPECT_LT(forward.saved_bytes(&f, huge), 0);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Isa, DeltaRule, testing::ValuesIn(instruction_sets()),
+                         [](const auto& info) { return std::string(isa_name(info.param)); });
+
+}  // namespace

@@ -1,0 +1,368 @@
+// SPDX-License-Identifier: Apache-2.0
+// The SIMD tables of every instruction set that this CPU has, against loops in double precision; the fixed order of sums.
+#include "cpu/simd.h"
+
+#include <gtest/gtest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include "lla/context.h"
+#include "plugin/backend.h"
+#include "plugin/numeric.h"
+
+namespace lla::cpu {
+namespace {
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+const float kNan = std::numeric_limits<float>::quiet_NaN();
+
+std::vector<float> random_floats(int64_t n, uint64_t seed, float lo = -1, float hi = 1) {
+  std::mt19937_64 engine(seed);
+  std::uniform_real_distribution<float> uniform(lo, hi);
+  std::vector<float> v(static_cast<size_t>(n));
+  for (float& x : v) x = uniform(engine);
+  return v;
+}
+
+bool same_bits(float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b); }
+
+class SimdTest : public testing::TestWithParam<int32_t> {
+ protected:
+  const Simd& s = simd(GetParam());
+};
+
+std::vector<int32_t> instruction_sets() {
+  std::vector<int32_t> sets = {LLA_ISA_BASELINE};
+  const int32_t best = cpu_isa();
+  if (best == LLA_ISA_AVX2 || best == LLA_ISA_AVX512) sets.push_back(LLA_ISA_AVX2);
+  if (best == LLA_ISA_AVX512) sets.push_back(LLA_ISA_AVX512);
+  if (best == LLA_ISA_NEON) sets.push_back(LLA_ISA_NEON);
+  return sets;
+}
+
+TEST_P(SimdTest, NamesItself) {
+  EXPECT_EQ(s.isa, GetParam());
+  EXPECT_STREQ(s.name, isa_name(GetParam()));
+  EXPECT_EQ(simd(LLA_ISA_DEFAULT).isa, cpu_isa());
+}
+
+struct Size {
+  int64_t m, n, k;
+};
+
+std::vector<Size> product_sizes() {
+  std::vector<Size> sizes;
+  for (int64_t m : {1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 64}) {
+    for (int64_t n : {1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 64, 65, 130}) {
+      for (int64_t k : {0, 1, 2, 7, 8, 15, 17, 31, 64, 67}) sizes.push_back({m, n, k});
+    }
+  }
+  sizes.push_back({70, 100, 300});
+  sizes.push_back({37, 53, 769});
+  sizes.push_back({65, 49, 1601});
+  return sizes;
+}
+
+// A random walk of k roundings of partial sums of about sqrt(k); the bound that always holds is k * k / 4 * 2^-24.
+double tolerance(int64_t k) { return 0x1p-24 * static_cast<double>(k + 4); }
+
+// Everything outside the operands is NaN, and c has a frame that must stay as it was.
+TEST_P(SimdTest, DotProductMatchesDouble) {
+  for (const Size& z : product_sizes()) {
+    for (const bool accumulate : {false, true}) {
+      const int64_t lda = z.k + 3, ldb = z.k + 5, ldc = z.n + 2;
+      std::vector<float> a(static_cast<size_t>(z.m * lda + 1), kNan), b(static_cast<size_t>(z.n * ldb + 1), kNan);
+      const std::vector<float> ra = random_floats(z.m * z.k, 1), rb = random_floats(z.n * z.k, 2);
+      for (int64_t i = 0; i < z.m; ++i) std::copy_n(ra.begin() + i * z.k, z.k, a.begin() + i * lda);
+      for (int64_t j = 0; j < z.n; ++j) std::copy_n(rb.begin() + j * z.k, z.k, b.begin() + j * ldb);
+      std::vector<float> c = random_floats(z.m * ldc, 3);
+      const std::vector<float> before = c;
+      s.dot_product(z.m, z.n, z.k, a.data(), lda, b.data(), ldb, c.data(), ldc, accumulate);
+      for (int64_t i = 0; i < z.m; ++i) {
+        for (int64_t j = 0; j < ldc; ++j) {
+          const size_t at = static_cast<size_t>(i * ldc + j);
+          if (j >= z.n) {
+            ASSERT_TRUE(same_bits(c[at], before[at]));
+            continue;
+          }
+          double want = accumulate ? before[at] : 0.0;
+          for (int64_t p = 0; p < z.k; ++p) {
+            want += static_cast<double>(ra[static_cast<size_t>(i * z.k + p)]) * rb[static_cast<size_t>(j * z.k + p)];
+          }
+          ASSERT_NEAR(c[at], want, tolerance(z.k)) << z.m << " " << z.n << " " << z.k;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(SimdTest, OuterProductMatchesDouble) {
+  for (const Size& z : product_sizes()) {
+    for (const bool transposed : {false, true}) {
+      for (const bool accumulate : {false, true}) {
+        const int64_t lda = (transposed ? z.m : z.k) + 3, ldb = z.n + 5, ldc = z.n + 2;
+        const int64_t a_row = transposed ? 1 : lda, a_col = transposed ? lda : 1;
+        std::vector<float> a(static_cast<size_t>((transposed ? z.k : z.m) * lda + 1), kNan);
+        std::vector<float> b(static_cast<size_t>(z.k * ldb + 1), kNan);
+        const std::vector<float> ra = random_floats(z.m * z.k, 4), rb = random_floats(z.n * z.k, 5);
+        for (int64_t i = 0; i < z.m; ++i) {
+          for (int64_t p = 0; p < z.k; ++p) {
+            a[static_cast<size_t>(i * a_row + p * a_col)] = ra[static_cast<size_t>(i * z.k + p)];
+          }
+        }
+        for (int64_t p = 0; p < z.k; ++p) std::copy_n(rb.begin() + p * z.n, z.n, b.begin() + p * ldb);
+        std::vector<float> c = random_floats(z.m * ldc, 6);
+        const std::vector<float> before = c;
+        s.outer_product(z.m, z.n, z.k, a.data(), a_row, a_col, b.data(), ldb, c.data(), ldc, accumulate);
+        for (int64_t i = 0; i < z.m; ++i) {
+          for (int64_t j = 0; j < ldc; ++j) {
+            const size_t at = static_cast<size_t>(i * ldc + j);
+            if (j >= z.n) {
+              ASSERT_TRUE(same_bits(c[at], before[at]));
+              continue;
+            }
+            double want = accumulate ? before[at] : 0.0;
+            for (int64_t p = 0; p < z.k; ++p) {
+              want += static_cast<double>(ra[static_cast<size_t>(i * z.k + p)]) * rb[static_cast<size_t>(p * z.n + j)];
+            }
+            ASSERT_NEAR(c[at], want, tolerance(z.k)) << z.m << " " << z.n << " " << z.k;
+          }
+        }
+      }
+    }
+  }
+}
+
+// An element has the same bits alone and within a large product.
+TEST_P(SimdTest, ProductBitsDoNotDependOnTheTile) {
+  for (const int64_t k : {5, 64, 67, 1000}) {
+    const int64_t m = 71, n = 83;
+    const std::vector<float> a = random_floats(m * k, 7), b = random_floats(n * k, 8), start = random_floats(m * n, 9);
+    for (const bool accumulate : {false, true}) {
+      std::vector<float> rows = start, outer = start;
+      s.dot_product(m, n, k, a.data(), k, b.data(), k, rows.data(), n, accumulate);
+      s.outer_product(m, n, k, a.data(), k, 1, b.data(), n, outer.data(), n, accumulate);  // b read as [k][n]
+      for (int64_t i = 0; i < m; ++i) {
+        for (int64_t j = 0; j < n; ++j) {
+          const size_t at = static_cast<size_t>(i * n + j);
+          float one = start[at];
+          s.dot_product(1, 1, k, a.data() + i * k, k, b.data() + j * k, k, &one, 1, accumulate);
+          ASSERT_TRUE(same_bits(one, rows[at])) << i << " " << j;
+          one = start[at];
+          s.outer_product(1, 1, k, a.data() + i * k, k, 1, b.data() + j, n, &one, 1, accumulate);
+          ASSERT_TRUE(same_bits(one, outer[at])) << i << " " << j;
+        }
+      }
+      for (const int64_t some : {1, 2, 3, 4, 5, 6, 7, 8, 9, 40}) {  // some rows, all columns
+        std::vector<float> part = start, part_outer = start;
+        s.dot_product(some, n, k, a.data(), k, b.data(), k, part.data(), n, accumulate);
+        s.outer_product(some, n, k, a.data(), k, 1, b.data(), n, part_outer.data(), n, accumulate);
+        ASSERT_EQ(0, std::memcmp(part.data(), rows.data(), static_cast<size_t>(some * n) * sizeof(float)));
+        ASSERT_EQ(0, std::memcmp(part_outer.data(), outer.data(), static_cast<size_t>(some * n) * sizeof(float)));
+      }
+    }
+  }
+}
+
+// Cutting k where simd.h allows it changes no bit.
+TEST_P(SimdTest, ProductsMayBeCut) {
+  const int64_t m = 7, n = 21, k = 2 * kDotDepth + 77;
+  const std::vector<float> a = random_floats(m * k, 16), b = random_floats(n * k, 17);
+  std::vector<float> whole(static_cast<size_t>(m * n)), cut(whole);
+  s.dot_product(m, n, k, a.data(), k, b.data(), k, whole.data(), n, false);
+  for (int64_t p = 0; p < k; p += kDotDepth) {
+    s.dot_product(m, n, std::min(kDotDepth, k - p), a.data() + p, k, b.data() + p, k, cut.data(), n, p > 0);
+  }
+  EXPECT_EQ(whole, cut);
+  s.outer_product(m, n, k, a.data(), k, 1, b.data(), n, whole.data(), n, false);
+  for (int64_t p = 0; p < k; p += 100) {
+    s.outer_product(m, n, std::min<int64_t>(100, k - p), a.data() + p, k, 1, b.data() + p * n, n, cut.data(), n, p > 0);
+  }
+  EXPECT_EQ(whole, cut);
+}
+
+TEST_P(SimdTest, VectorsMatchDouble) {
+  for (int64_t n = 0; n < 150; ++n) {
+    const std::vector<float> a = random_floats(n, 10), b = random_floats(n, 11), start = random_floats(n + 1, 12);
+    double dot = 0, sum = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      dot += static_cast<double>(a[static_cast<size_t>(i)]) * b[static_cast<size_t>(i)];
+      sum += a[static_cast<size_t>(i)];
+    }
+    EXPECT_NEAR(s.dot(a.data(), b.data(), n), dot, 4e-6);
+    EXPECT_NEAR(s.sum(a.data(), n), sum, 4e-6);
+    const auto check = [&](auto run, auto want) {
+      std::vector<float> out = start;
+      run(out.data());
+      EXPECT_TRUE(same_bits(out[static_cast<size_t>(n)], start[static_cast<size_t>(n)]));
+      for (size_t i = 0; i < static_cast<size_t>(n); ++i) EXPECT_NEAR(out[i], want(i), 3e-7) << n;
+    };
+    check([&](float* out) { s.scale(out, a.data(), 0.3f, n); }, [&](size_t i) { return a[i] * 0.3f; });
+    check([&](float* out) { s.add_scaled(out, a.data(), 0.3f, n); }, [&](size_t i) { return start[i] + a[i] * 0.3f; });
+    check([&](float* out) { s.multiply(out, a.data(), b.data(), n); }, [&](size_t i) { return a[i] * b[i]; });
+    check([&](float* out) { s.multiply_add(out, a.data(), b.data(), n); },
+          [&](size_t i) { return start[i] + a[i] * b[i]; });
+    check([&](float* out) { s.scale(out, out, 0.3f, n); }, [&](size_t i) { return start[i] * 0.3f; });
+    check([&](float* out) { s.multiply(out, out, b.data(), n); }, [&](size_t i) { return start[i] * b[i]; });
+  }
+}
+
+// Largest error of f relative to the double result over [lo, hi]; results below the smallest normal number count as 0.
+template <class Want>
+double worst_error(void (*f)(float*, const float*, int64_t), float lo, float hi, Want want) {
+  const int64_t n = 200003;
+  std::vector<float> x(static_cast<size_t>(n)), y(static_cast<size_t>(n));
+  for (int64_t i = 0; i < n; ++i) {
+    x[static_cast<size_t>(i)] =
+        static_cast<float>(lo + (static_cast<double>(hi) - lo) * static_cast<double>(i) / static_cast<double>(n - 1));
+  }
+  f(y.data(), x.data(), n);
+  double worst = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    const double w = want(static_cast<double>(x[i]));
+    if (std::fabs(w) < 1.2e-38) {
+      EXPECT_LT(std::fabs(static_cast<double>(y[i])), 1.3e-38) << x[i];
+    } else {
+      worst = std::max(worst, std::fabs(y[i] - w) / std::fabs(w));
+    }
+  }
+  return worst;
+}
+
+TEST_P(SimdTest, ExponentialsAreAccurate) {
+  const auto sigmoid = [](double x) { return 1 / (1 + std::exp(-x)); };
+  const auto silu = [](double x) { return x / (1 + std::exp(-x)); };
+  const auto softplus = [](double x) { return std::max(x, 0.0) + std::log1p(std::exp(-std::fabs(x))); };
+  const auto exponential = [](double x) { return std::exp(x); };
+  EXPECT_LT(worst_error(s.exp, -87.3f, 0.0f, exponential), 2e-7);
+  EXPECT_LT(worst_error(s.exp, -1.0f, 1.0f, exponential), 2e-7);
+  EXPECT_LT(worst_error(s.exp, 0.0f, 88.7f, exponential), 2e-7);
+  EXPECT_LT(worst_error(s.sigmoid, -86.0f, 86.0f, sigmoid), 4e-7);
+  EXPECT_LT(worst_error(s.silu, -80.0f, 86.0f, silu), 4e-7);
+  EXPECT_LT(worst_error(s.silu, -1.0f, 1.0f, silu), 4e-7);
+  EXPECT_LT(worst_error(s.softplus, -86.0f, 30.0f, softplus), 4e-7);
+  EXPECT_LT(worst_error(s.softplus, -2.0f, 2.0f, softplus), 4e-7);
+}
+
+TEST_P(SimdTest, ExponentialsOfSpecialValues) {
+  const std::vector<float> x = {0.0f,    -0.0f,  -kInf, kInf,  kNan,   -87.4f, -104.0f,
+                                -700.0f, -3e38f, 3e38f, 89.0f, 1e-30f, -1e-30f};
+  std::vector<float> y(x.size());
+  const int64_t n = static_cast<int64_t>(x.size());
+  s.exp(y.data(), x.data(), n);
+  const std::vector<float> e = {1, 1, 0, kInf, kNan, 0, 0, 0, 0, kInf, kInf, 1, 1};
+  for (size_t i = 0; i < e.size(); ++i) EXPECT_TRUE(std::isnan(e[i]) ? std::isnan(y[i]) : y[i] == e[i]) << x[i];
+  s.sigmoid(y.data(), x.data(), n);
+  const std::vector<float> g = {0.5f, 0.5f, 0, 1, kNan, 0, 0, 0, 0, 1, 1, 0.5f, 0.5f};
+  for (size_t i = 0; i < g.size(); ++i) {
+    EXPECT_TRUE(std::isnan(g[i]) ? std::isnan(y[i]) : std::fabs(y[i] - g[i]) < 1e-37f) << x[i];
+  }
+  s.silu(y.data(), x.data(), n);
+  const std::vector<float> u = {0, 0, 0, kInf, kNan, 0, 0, 0, 0, 3e38f, 89, 5e-31f, -5e-31f};
+  for (size_t i = 0; i < u.size(); ++i) {
+    const float error = std::fabs(y[i] - u[i]);
+    EXPECT_TRUE(std::isnan(u[i]) ? std::isnan(y[i]) : y[i] == u[i] || error <= 3e-7f * std::fabs(u[i]) || error < 1e-34f)
+        << x[i] << " " << y[i];
+  }
+  s.softplus(y.data(), x.data(), n);
+  const float ln2 = 0.69314718f;
+  const std::vector<float> p = {ln2, ln2, 0, kInf, kNan, 0, 0, 0, 0, 3e38f, 89, ln2, ln2};
+  for (size_t i = 0; i < p.size(); ++i) {
+    EXPECT_TRUE(std::isnan(p[i]) ? std::isnan(y[i]) : y[i] == p[i] || std::fabs(y[i] - p[i]) < 1e-7f) << x[i];
+  }
+}
+
+TEST_P(SimdTest, ExpOfElementDoesNotDependOnItsPlace) {
+  const std::vector<float> x = random_floats(77, 13, -20, 3);
+  std::vector<float> y(x.size());
+  s.exp(y.data(), x.data(), 77);
+  for (size_t i = 0; i < x.size(); ++i) {
+    float one;
+    s.exp(&one, &x[i], 1);
+    EXPECT_TRUE(same_bits(one, y[i]));
+  }
+}
+
+TEST_P(SimdTest, WidensEveryValueOf16Bits) {
+  std::vector<uint16_t> all(65536);
+  for (size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
+  std::vector<float> out(all.size());
+  for (const int32_t dtype : {LLA_BF16, LLA_F16}) {
+    s.widen(out.data(), all.data(), dtype, 65536);
+    for (size_t i = 0; i < all.size(); ++i) {
+      const float want = dtype == LLA_BF16 ? bf16_to_float(all[i]) : f16_to_float(all[i]);
+      ASSERT_TRUE(same_bits(out[i], want)) << dtype << " " << i;
+    }
+    for (int64_t n = 0; n < 40; ++n) {  // ends
+      std::vector<float> part(static_cast<size_t>(n) + 1, 7.0f);
+      s.widen(part.data(), all.data() + 0x3c01, dtype, n);
+      for (int64_t i = 0; i < n; ++i) {
+        ASSERT_TRUE(same_bits(part[static_cast<size_t>(i)], out[static_cast<size_t>(0x3c01 + i)]));
+      }
+      ASSERT_EQ(part[static_cast<size_t>(n)], 7.0f);
+    }
+  }
+}
+
+// Around every 16-bit value: itself, the halfway points beside it and their neighbours, then random bits.
+TEST_P(SimdTest, NarrowsToNearestEven) {
+  for (const int32_t dtype : {LLA_BF16, LLA_F16}) {
+    std::vector<float> in;
+    for (uint32_t i = 0; i < 65536; ++i) {
+      const uint16_t h = static_cast<uint16_t>(i);
+      const uint32_t bits = std::bit_cast<uint32_t>(dtype == LLA_BF16 ? bf16_to_float(h) : f16_to_float(h));
+      const uint32_t half = dtype == LLA_BF16 ? 0x8000u : 0x1000u;
+      for (const uint32_t offset : {0u, 1u, half - 1, half, half + 1}) in.push_back(std::bit_cast<float>(bits + offset));
+    }
+    for (uint32_t i = 0; i < 4096; ++i) in.push_back(static_cast<float>(i) * 0x1p-26f);  // f16 subnormals and below
+    std::mt19937 engine(14);
+    for (int i = 0; i < 200000; ++i) in.push_back(std::bit_cast<float>(static_cast<uint32_t>(engine())));
+    std::vector<uint16_t> out(in.size()), sum(in.size()), old(in.size());
+    for (uint16_t& x : old) {  // finite
+      x = static_cast<uint16_t>(engine());
+      if (dtype == LLA_F16) x &= 0xbbffu;
+      else x &= 0xbfffu;
+    }
+    sum = old;
+    const int64_t n = static_cast<int64_t>(in.size());
+    s.narrow(out.data(), dtype, in.data(), n);
+    s.narrow_add(sum.data(), dtype, in.data(), n);
+    for (size_t i = 0; i < in.size(); ++i) {
+      const uint16_t want = dtype == LLA_BF16 ? float_to_bf16(in[i]) : float_to_f16(in[i]);
+      ASSERT_EQ(out[i], want) << dtype << " " << std::bit_cast<uint32_t>(in[i]);
+      const float total = (dtype == LLA_BF16 ? bf16_to_float(old[i]) : f16_to_float(old[i])) + in[i];
+      if (std::isnan(total)) continue;  // which NaN a sum gives is up to the CPU
+      ASSERT_EQ(sum[i], dtype == LLA_BF16 ? float_to_bf16(total) : float_to_f16(total)) << dtype << " " << in[i];
+    }
+    for (int64_t count = 0; count < 40; ++count) {
+      std::vector<uint16_t> part(static_cast<size_t>(count) + 1, 0x1234), added(part);
+      s.narrow(part.data(), dtype, in.data() + 100000, count);
+      s.narrow_add(added.data(), dtype, in.data() + 100000, count);
+      for (int64_t i = 0; i < count; ++i) ASSERT_EQ(part[static_cast<size_t>(i)], out[static_cast<size_t>(100000 + i)]);
+      ASSERT_EQ(part[static_cast<size_t>(count)], 0x1234);
+      ASSERT_EQ(added[static_cast<size_t>(count)], 0x1234);
+    }
+  }
+}
+
+TEST_P(SimdTest, FloatsPassThrough) {
+  const std::vector<float> x = random_floats(37, 15);
+  std::vector<float> out(37, 1.0f);
+  s.widen(out.data(), x.data(), LLA_F32, 37);
+  EXPECT_EQ(out, x);
+  s.narrow_add(out.data(), LLA_F32, x.data(), 37);
+  for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(out[i], x[i] + x[i]);
+  s.narrow(out.data(), LLA_F32, x.data(), 37);
+  EXPECT_EQ(out, x);
+}
+
+INSTANTIATE_TEST_SUITE_P(EveryInstructionSet, SimdTest, testing::ValuesIn(instruction_sets()),
+                         [](const auto& info) { return std::string(isa_name(info.param)); });
+
+}  // namespace
+}  // namespace lla::cpu
