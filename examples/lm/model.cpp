@@ -32,8 +32,15 @@ Model::Model(lla_context* context, Threads& threads, const ModelConfig& config, 
   final_norm_ = next++;
   head_ = config.tied ? embedding_ : next;
 
-  const lla_dtype inner = activation == LLA_BF16 || activation == LLA_F16 ? activation : LLA_DTYPE_DEFAULT;
-  mixer_layer_ = make_layer(context, block_description(config, grain, inner));
+  // The public classes round q, k and v to the activations' type inside a block. A backend that keeps them unrounded is at
+  // least as exact.
+  lla_layer_desc mixer = block_description(config, grain, LLA_DTYPE_DEFAULT);
+  if (activation == LLA_BF16 || activation == LLA_F16) {
+    mixer.inner_dtype = activation;
+    if (lla_layer_supported(context, &mixer, nullptr) == LLA_OK) tail_dtype_ = activation;
+    else mixer.inner_dtype = LLA_DTYPE_DEFAULT;
+  }
+  mixer_layer_ = make_layer(context, mixer);
   lla_layer_desc norm = LLA_LAYER_DESC_INIT;
   norm.kind = LLA_LAYER_GATED_NORM;
   norm.heads = 1;

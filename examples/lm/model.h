@@ -47,7 +47,7 @@ class Model {
   lla_context* context_;
   Threads& threads_;
   ModelConfig config_;
-  lla_dtype activation_;
+  lla_dtype activation_, tail_dtype_ = LLA_DTYPE_DEFAULT;  // tail: of the states' raw rows
   std::vector<Parameter> parameters_;
   std::vector<Block> blocks_;
   size_t embedding_ = 0, final_norm_ = 0, head_ = 0;

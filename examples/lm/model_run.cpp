@@ -16,7 +16,7 @@ ModelRun::ModelRun(Model& model, const Options& options) : model_(model), option
     lla_state_desc d = LLA_STATE_DESC_INIT;
     d.slots = options.slots;
     d.max_length = options.max_length;
-    if (type == LLA_BF16 || type == LLA_F16) d.tail_dtype = type;  // the rows have that type already: nothing is lost
+    d.tail_dtype = model.tail_dtype_;
     lla_state* state = nullptr;
     LM_CALL(lla_state_create, layers.data(), c.layers, &d, static_cast<const lla_block_memory*>(nullptr), int64_t{0}, &state);
     state_.reset(state);

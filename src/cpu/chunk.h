@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What both mixers do around a chunk: gather its rows as floats, find the nodes of its past, store nodes and tails.
 //
-// A call's rows of one sequence are cut at multiples of the grain C into chunks. The first chunk may begin with rows that the
-// tail holds (or, before `start`, with zero rows); the last one may be incomplete. All rows of a chunk are read raw, everything
-// older through nodes, so numbers do not depend on how the sequence was cut.
+// A call's rows of one sequence are cut at multiples of the grain C into chunks. The first chunk may begin with rows that
+// the tail holds (or, before `start`, with zero rows); the last one may be incomplete. All rows of a chunk are read raw,
+// everything older through nodes, so numbers do not depend on how the sequence was cut.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@ namespace lla::cpu {
 
 // One chunk of one head. Local rows: [0, lo) are history, [lo, hi) belong to the call; lo < hi <= C.
 struct Chunk {
-  int64_t index = 0;     // number of the chunk: position of local row 0 is index * C
+  int64_t index = 0;  // number of the chunk: position of local row 0 is index * C
   int64_t lo = 0, hi = 0;
-  int64_t row = 0;       // absolute row (row axis) of local row `lo`
+  int64_t row = 0;          // absolute row (row axis) of local row `lo`
   float* q = nullptr;       // [hi - lo][dk], times scale
   float* k = nullptr;       // [hi][dk]
   float* v = nullptr;       // [hi][dv]
@@ -51,8 +51,8 @@ void gather_view(const Simd& simd, const View& view, const Sequence& s, int64_t 
                  float* out);
 // One scalar per row and head; `absent` if the view is not present.
 void gather_scalars(const View& view, const Sequence& s, int64_t row, int64_t rows, int64_t head, float absent, float* out);
-// Where the tail holds the local rows [first, last) of the first chunk, last = its `lo`: two runs of ring indices. Local rows
-// before `first` are zero (before the sequence's start, or there is no history).
+// Where the tail holds the local rows [first, last) of the first chunk, last = its `lo`: two runs of ring indices. Local
+// rows before `first` are zero (before the sequence's start, or there is no history).
 struct TailRows {
   int64_t first = 0, last = 0;
   int64_t ring[2] = {0, 0}, count[2] = {0, 0};
@@ -65,8 +65,8 @@ void gather_tail(const Simd& simd, const MixerShape& shape, const SlotMemory& st
 // λ column with which rows read node `b` (kAbsorbed included); -1: linear, weight 1.
 int64_t column_of_node(const MixerShape& shape, int b);
 
-// Stores the raw rows that the plan asks for (Sequence::tail_to_store) of one head: v, gate and write of the head, and k of its
-// group if the head is the group's first. Reads call tensors and the old tail.
+// Stores the raw rows that the plan asks for (Sequence::tail_to_store) of one head: v, gate and write of the head, and k of
+// its group if the head is the group's first. Reads call tensors and the old tail.
 void store_tail(const Simd& simd, const MixerForward& problem, const Sequence& s, int64_t head);
 
 // Node contents between block memory and floats; load_node skips what is null.

@@ -121,17 +121,21 @@ void run_delta_forward(const Simd& simd, const MixerForward& problem, const Limi
     const DeltaSaved saved(shape, mixer, problem.batch, problem.saved ? order : -1);
     load_history(&head, false);
     const int64_t first = head.first_piece(), last = head.last_piece();
+    bool read = false;  // few rows, whose outputs are written
     for (int64_t index = first; index <= last; ++index) {
       if (problem.saved && index > first && (index - first) % kDeltaSavedPieces == 0) {
         store_set(head, index, saved.set(problem.saved, (index - first) / kDeltaSavedPieces, head.head), saved.slots);
       }
       gather_chunk_of(&head, index);
       const bool chunk_complete = head.chunk.complete(mixer.grain);
-      if (!chunk_complete && head.chunk.hi - head.chunk.lo <= kFewRows && !problem.saved) {
+      if (!read && !chunk_complete && head.chunk.hi - head.chunk.lo <= kFewRows) {
         read_few_rows(&head, own, index, problem.y);
-        break;
+        read = true;
       }
+      const int64_t last_saved = (last - first) / kDeltaSavedPieces * kDeltaSavedPieces + first;
+      if (read && (!problem.saved || index >= last_saved)) break;
       select_piece(&head, index);
+      if (read) head.piece.m = 0;
       const bool fold = index < last || (chunk_complete && s.nodes_to_store_count > 0);
       prepare_piece(simd, shape, fold, &head.piece);
       if (head.piece.m > 0) read_inside_piece(simd, shape, &head.piece, own.y);

@@ -14,6 +14,14 @@ bool in_place(const View& view, int64_t rows, int64_t dim) {
   return view.dtype == LLA_F32 && (view.row_stride == dim || rows == 1);
 }
 
+// Rows of a head as floats, in place or in the buffer.
+const float* rows_of(const Simd& simd, const View& view, const Sequence& s, int64_t row, int64_t rows, int64_t head,
+                     int64_t dim, float* buffer) {
+  if (in_place(view, rows, dim)) return static_cast<const float*>(view.at(s.index, row, head));
+  gather_view(simd, view, s, row, rows, head, dim, buffer);
+  return buffer;
+}
+
 // One of k and v: tail rows, then rows of the call.
 void load_rows(const Simd& simd, const MixerInputs& in, const Sequence& s, int64_t head, bool is_key, bool whole, int64_t lo,
                int64_t hi, int64_t row, float* buffer, Rows* out) {
@@ -67,24 +75,25 @@ void OperandBuffers::carve(const Sizes& z, Carver* carver) {
   write = carver->floats(z.grain);
 }
 
-void load_operands(const Simd& simd, const MixerInputs& in, const Sequence& s, int64_t head, int64_t index, bool whole,
-                   const OperandBuffers& buffers, Operands* o) {
+void load_keys(const Simd& simd, const MixerInputs& in, const Sequence& s, int64_t head, int64_t index, bool whole,
+               const OperandBuffers& buffers, Operands* o) {
   const MixerShape& shape = *in.shape;
-  const int64_t start = index * shape.grain, group = shape.group_of(head);
+  const int64_t start = index * shape.grain;
   o->index = index;
   o->lo = std::max<int64_t>(0, s.position - start);
   o->hi = std::min(shape.grain, s.position + s.rows - start);
   o->row = s.row_begin + start + o->lo - s.position;
-  const int64_t lo = o->lo, hi = o->hi, rows = hi - lo;
+  o->q = rows_of(simd, *in.q, s, o->row, o->hi - o->lo, shape.group_of(head), shape.key_dim, buffers.q);
+  load_rows(simd, in, s, head, true, whole, o->lo, o->hi, o->row, buffers.k, &o->k);
+}
 
-  const auto rows_of = [&](const View& view, int64_t column, int64_t dim, float* buffer) -> const float* {
-    if (in_place(view, rows, dim)) return static_cast<const float*>(view.at(s.index, o->row, column));
-    gather_view(simd, view, s, o->row, rows, column, dim, buffer);
-    return buffer;
-  };
-  o->q = rows_of(*in.q, group, shape.key_dim, buffers.q);
-  o->lambda = shape.levels > 0 ? rows_of(*in.lambda, head, shape.levels, buffers.lambda) : nullptr;
-  load_rows(simd, in, s, head, true, whole, lo, hi, o->row, buffers.k, &o->k);
+void load_operands(const Simd& simd, const MixerInputs& in, const Sequence& s, int64_t head, int64_t index, bool whole,
+                   const OperandBuffers& buffers, Operands* o) {
+  const MixerShape& shape = *in.shape;
+  load_keys(simd, in, s, head, index, whole, buffers, o);
+  const int64_t lo = o->lo, hi = o->hi, rows = hi - lo;
+  o->lambda = nullptr;
+  if (shape.levels > 0) o->lambda = rows_of(simd, *in.lambda, s, o->row, rows, head, shape.levels, buffers.lambda);
   load_rows(simd, in, s, head, false, whole, lo, hi, o->row, buffers.v, &o->v);
   o->gate = buffers.gate;
   o->write = buffers.write;
@@ -93,6 +102,15 @@ void load_operands(const Simd& simd, const MixerInputs& in, const Sequence& s, i
   }
   gather_scalars(*in.gate, s, o->row, rows, head, 0.0f, o->gate + lo);
   gather_scalars(*in.write, s, o->row, rows, head, 1.0f, o->write + lo);
+}
+
+void products_of_rows(const Simd& simd, const Operands& o, int64_t dk, int64_t t0, int64_t t1, float* out, int64_t ldo) {
+  for (int n = 0; n < o.k.parts; ++n) {
+    const Rows::Part& part = o.k.part[n];
+    const int64_t columns = std::min(part.last, t1) - part.first;
+    if (columns <= 0) continue;
+    simd.dot_product(t1 - t0, columns, dk, o.q + (t0 - o.lo) * dk, dk, part.data, dk, out + part.first, ldo, false);
+  }
 }
 
 void Factors::carve(const Sizes& z, Carver* carver) {
@@ -196,8 +214,7 @@ void Nodes::free(int b) {
   node[b] = Node();
 }
 
-void list_reads(const Simd& simd, const MixerShape& shape, const Sizes& z, const Node* nodes, uint64_t also,
-                Reads* reads) {
+void list_reads(const Simd& simd, const MixerShape& shape, const Sizes& z, const Node* nodes, uint64_t also, Reads* reads) {
   float newer = 0;
   reads->count = 0;
   const auto add = [&](int b) {
@@ -245,6 +262,28 @@ void fold_chunk(const Simd& simd, const Sizes& z, const SlotMemory& state, const
   if (created == kAbsorbed) swallow(kAbsorbed);
   round_node(simd, state, content);
   nodes->node[created] = Node{content, log_decay, buffer};
+}
+
+void Products::carve(const MixerShape& shape, const Limits& limits, Carver* carver) {
+  if (!shares_products(shape)) return;
+  rows = limits.rows;
+  data = carver->floats(times(shape.groups, times(rows, shape.grain)));
+}
+
+void fill_products(const Simd& simd, const MixerInputs& in, const Sequence& s, int64_t group, int64_t split,
+                   const OperandBuffers& buffers, const Products& products) {
+  const MixerShape& shape = *in.shape;
+  const int64_t c = shape.grain, dk = shape.key_dim, first = first_chunk(s, c), chunks = chunk_count(s, c);
+  for (int64_t i = split * chunks / kSplits; i < (split + 1) * chunks / kSplits; ++i) {
+    Operands o;
+    load_keys(simd, in, s, head_of(shape, group, 0), first + i, false, buffers, &o);
+    for (int64_t t0 = o.lo; t0 < o.hi; t0 += kTriangleBlock) {
+      const int64_t t1 = std::min(t0 + kTriangleBlock, o.hi);
+      float* rows = products.row(shape, group, o.row + t0 - o.lo);
+      products_of_rows(simd, o, dk, t0, t1, rows, c);
+      for (int64_t t = t0; t < t1; ++t) std::fill_n(rows + (t - t0) * c, o.k.part[0].first, 0.0f);
+    }
+  }
 }
 
 int64_t saved_bytes(const MixerShape& shape, const Limits& limits) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the scalar gate's forward and backward share: scratch layout, a chunk's operands, its decay factors, and the nodes.
 //
-// Decays inside a chunk are exponentials of two sums of g: if t and s < t part at level l, the midpoint m of their bucket pair
-// lies between them and D_ts = exp(g_{s+1} + ... + g_{m-1}) * exp(g_m + ... + g_t). Each row has one of the two factors per
-// level, so a chunk needs C log2(C) exponentials, every one of a sum over its own interval.
+// Decays inside a chunk are exponentials of two sums of g: if t and s < t part at level l, the midpoint m of their bucket
+// pair lies between them and D_ts = exp(g_{s+1} + ... + g_{m-1}) * exp(g_m + ... + g_t). Each row has one of the two factors
+// per level, so a chunk needs C log2(C) exponentials, every one of a sum over its own interval.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,7 @@ namespace lla::cpu::scalar_gate {
 
 constexpr int64_t kRowBlock = 64;       // rows whose products with the chunk are held at once
 constexpr int64_t kTriangleBlock = 16;  // rows that share the end of their columns
+constexpr int64_t kSplits = 8;          // tasks into which the work that heads share is cut
 
 // Lays float arrays out in scratch; without a base it only counts.
 class Carver {
@@ -51,13 +52,19 @@ inline int64_t times(int64_t a, int64_t b) {
 // Sizes that follow from the shape.
 struct Sizes {
   explicit Sizes(const MixerShape& s)
-      : grain(s.grain), key_dim(s.key_dim), value_dim(s.value_dim), levels(s.levels), log2_grain(log2_of(s.grain)),
-        absorb(s.absorb), separate(s.separate_levels()), node(times(s.key_dim, s.value_dim)) {}
+      : grain(s.grain),
+        key_dim(s.key_dim),
+        value_dim(s.value_dim),
+        levels(s.levels),
+        log2_grain(log2_of(s.grain)),
+        absorb(s.absorb),
+        separate(s.separate_levels()),
+        node(times(s.key_dim, s.value_dim)) {}
   int64_t grain, key_dim, value_dim, levels;
   int log2_grain;
   bool absorb;
-  int separate;   // node levels that are kept apart
-  int64_t node;   // floats of a node's content
+  int separate;  // node levels that are kept apart
+  int64_t node;  // floats of a node's content
   // Floats of a node with its log decay, as in the saved buffer.
   int64_t node_span() const { return node < 0 ? -1 : (node + 1 + 15) & ~int64_t{15}; }
   int64_t row_block() const { return grain < kRowBlock ? grain : kRowBlock; }
@@ -79,12 +86,12 @@ struct Rows {
 // need no conversion are read where they lie.
 struct Operands {
   int64_t index = 0, lo = 0, hi = 0;
-  int64_t row = 0;               // absolute row of local row lo
-  const float* q = nullptr;      // [hi - lo][dk], not scaled
-  Rows k, v;                     // local rows; zero rows at the front may be missing
-  const float* lambda = nullptr; // [hi - lo][L]; null: linear
-  float* gate = nullptr;         // [hi]
-  float* write = nullptr;        // [hi]
+  int64_t row = 0;                // absolute row of local row lo
+  const float* q = nullptr;       // [hi - lo][dk], not scaled
+  Rows k, v;                      // local rows; zero rows at the front may be missing
+  const float* lambda = nullptr;  // [hi - lo][L]; null: linear
+  float* gate = nullptr;          // [hi]
+  float* write = nullptr;         // [hi]
 };
 
 struct OperandBuffers {
@@ -92,9 +99,16 @@ struct OperandBuffers {
   void carve(const Sizes& sizes, Carver* carver);
 };
 
+// Fills q, k and the positions only, for work that the heads of a group share. `head`: any of them.
+void load_keys(const Simd& simd, const MixerInputs& in, const Sequence& s, int64_t head, int64_t index, bool whole,
+               const OperandBuffers& buffers, Operands* operands);
 // `whole`: k and v become one run that starts at local row 0.
 void load_operands(const Simd& simd, const MixerInputs& in, const Sequence& s, int64_t head, int64_t index, bool whole,
                    const OperandBuffers& buffers, Operands* operands);
+
+// out[t - t0][s] = q_t . k_s for the rows [t0, t1) and all s < t1 (columns of zero rows at the front are not set).
+void products_of_rows(const Simd& simd, const Operands& operands, int64_t key_dim, int64_t t0, int64_t t1, float* out,
+                      int64_t ldo);
 
 // Decay factors of a chunk.
 struct Factors {
@@ -138,10 +152,10 @@ struct Nodes {
 // What the rows of a chunk read: the nodes that are there, newest first. Bits of `also`: nodes to list even if empty.
 struct Reads {
   int count = 0;
-  int level[kNodes];          // index of the node
+  int level[kNodes];             // index of the node
   const float* content[kNodes];  // null: empty
-  int64_t column[kNodes];     // of λ
-  float factor[kNodes];       // decay over all newer nodes
+  int64_t column[kNodes];        // of λ
+  float factor[kNodes];          // decay over all newer nodes
 };
 void list_reads(const Simd& simd, const MixerShape& shape, const Sizes& sizes, const Node* nodes, uint64_t also,
                 Reads* reads);
@@ -158,6 +172,25 @@ inline bool keeps_node(const Sizes& sizes, int b) {
 inline int created_node(const Sizes& sizes, int64_t index) {
   const int ones = trailing_ones(index);
   return ones < sizes.separate ? ones : kAbsorbed;
+}
+
+// Products q.k of all rows of the call with the rows of their chunks, which the heads of a group share: shared scratch of a
+// first phase. Row r of the row axis has grain columns, those up to its own are set.
+struct Products {
+  float* data = nullptr;  // [G][rows][C]; null: every head computes its own
+  int64_t rows = 0;
+  void carve(const MixerShape& shape, const Limits& limits, Carver* carver);
+  float* row(const MixerShape& shape, int64_t group, int64_t r) const {
+    return data ? data + (group * rows + r) * shape.grain : nullptr;
+  }
+};
+inline bool shares_products(const MixerShape& shape) { return shape.heads > shape.groups && shape.grain <= 256; }
+// Part `split` of kSplits of the chunks of a sequence, for one group.
+void fill_products(const Simd& simd, const MixerInputs& in, const Sequence& s, int64_t group, int64_t split,
+                   const OperandBuffers& buffers, const Products& products);
+// Head number `i` of a group.
+inline int64_t head_of(const MixerShape& shape, int64_t group, int64_t i) {
+  return shape.head_map == LLA_HEAD_MAP_CYCLIC ? i * shape.groups + group : group * (shape.heads / shape.groups) + i;
 }
 
 // First slot of a sequence in the saved buffer; one slot per complete chunk, each with all heads.
@@ -182,7 +215,10 @@ inline MixerInputs inputs_of(const MixerBackward& p) {
 // The kernels, all on a table of SIMD operations.
 bool accepts_forward(const MixerForward& problem);
 void measure_forward(const MixerForward& problem, const Limits& limits, Need* need);
-void run_forward(const Simd& simd, const MixerForward& problem, const Limits& limits, const Scratch& scratch, int64_t task);
+int32_t phases_forward(const MixerForward& problem);
+int64_t tasks_forward(const MixerForward& problem, int32_t phase);
+void run_forward(const Simd& simd, const MixerForward& problem, const Limits& limits, const Scratch& scratch, int32_t phase,
+                 int64_t task);
 
 bool accepts_backward(const MixerBackward& problem);
 void measure_backward(const MixerBackward& problem, const Limits& limits, Need* need);

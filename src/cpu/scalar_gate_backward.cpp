@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Backward of the scalar gate. Phase 0: a task takes some heads of one group of one sequence and walks their chunks
-// backwards. Phase 1, if heads share a group: sums the parts of the gradients of q and k in a fixed order.
+// Backward of the scalar gate. A task takes some heads of one group of one sequence and walks their chunks backwards. If
+// heads share a group, a phase before computes their common products q.k, and a phase after sums the tasks' parts of the
+// gradients of q, k and q.k in a fixed order.
 #include <algorithm>
 #include <cstring>
 
@@ -12,7 +13,6 @@ namespace lla::cpu::scalar_gate {
 namespace {
 
 constexpr int64_t kMostParts = 8;  // tasks into which a group's heads are split
-constexpr int64_t kSumSplits = 8;  // tasks of a sum
 
 // How the heads of a group are spread over tasks, and the partial sums in shared scratch.
 struct Split {
@@ -20,12 +20,10 @@ struct Split {
       : per_group(shape.heads / shape.groups), parts(std::min(per_group, kMostParts)), groups(shape.groups) {}
   int64_t per_group, parts, groups;
   int64_t rows = 0, key_rows = 0;  // of a partial sum
-  float *dq = nullptr, *dk = nullptr;
+  float *dq = nullptr, *dk = nullptr, *dproducts = nullptr;
+  Products products;
 
   bool shared() const { return per_group > 1; }
-  int64_t head(const MixerShape& shape, int64_t group, int64_t i) const {
-    return shape.head_map == LLA_HEAD_MAP_CYCLIC ? i * groups + group : group * per_group + i;
-  }
   void carve(const MixerShape& shape, const Limits& limits, Carver* carver) {
     if (!shared()) return;
     rows = limits.rows;
@@ -34,6 +32,12 @@ struct Split {
     const int64_t copies = times(parts, times(groups, shape.key_dim));
     dq = carver->floats(times(copies, rows));
     dk = carver->floats(times(copies, key_rows));
+    if (!shares_products(shape)) return;
+    products.carve(shape, limits, carver);
+    dproducts = carver->floats(times(times(parts, groups), times(rows, shape.grain)));
+  }
+  float* product_rows(const MixerShape& shape, int64_t part, int64_t group, int64_t row) const {
+    return dproducts + ((part * groups + group) * rows + row) * shape.grain;
   }
   float* q_rows(const MixerShape& shape, int64_t part, int64_t group, int64_t row) const {
     return dq + ((part * groups + group) * rows + row) * shape.key_dim;
@@ -78,8 +82,10 @@ void write_rows(const Simd& simd, const View& view, const Sequence& s, int64_t r
                 const float* values, int64_t stride) {
   for (int64_t i = 0; i < rows; ++i) {
     void* to = view.at(s.index, row + i, head);
-    if (view.accumulate) simd.narrow_add(to, view.dtype, values + i * stride, dim);
-    else simd.narrow(to, view.dtype, values + i * stride, dim);
+    if (view.accumulate)
+      simd.narrow_add(to, view.dtype, values + i * stride, dim);
+    else
+      simd.narrow(to, view.dtype, values + i * stride, dim);
   }
 }
 
@@ -91,14 +97,52 @@ Sequence stands_at(const SlotImage& image) {
   return s;
 }
 
+// Calls f(ring, at, count) for the runs of tail rows of the initial state's gradient: local rows [at, at + count) of the
+// first chunk.
+template <class F>
+void for_history_rows(const MixerBackward& p, const Sequence& s, F f) {
+  const TailRows rows = tail_rows(p.shape, p.gradient, stands_at(s.initial_gradient));
+  int64_t at = rows.first;
+  for (int part = 0; part < 2; ++part) {
+    if (rows.count[part] > 0) f(rows.ring[part], at, rows.count[part]);
+    at += rows.count[part];
+  }
+}
+
+void store_history_keys(const Simd& simd, const MixerBackward& p, const Sequence& s, int64_t group, const float* dk) {
+  const SlotMemory& memory = p.gradient;
+  const int64_t dim = p.shape.key_dim;
+  for_history_rows(p, s, [&](int64_t ring, int64_t at, int64_t count) {
+    simd.narrow(memory.tail_k(s.initial_gradient.tail, group, ring), memory.tail_layout.dtype, dk + at * dim, count * dim);
+  });
+}
+
+bool wants_initial(const MixerBackward& p, const Sequence& s) {
+  return s.initial_gradient.tail >= 0 && p.gradient.tails.base;
+}
+
+// Chunks to walk. Without rows the final state's raw rows pass through to the initial state's.
+int64_t chunks_back(const MixerBackward& p, const Sequence& s) {
+  if (s.rows == 0) return s.position % p.shape.grain > 0 && wants_initial(p, s) ? 1 : 0;
+  return chunk_count(s, p.shape.grain);
+}
+
 // One head on its way back through the chunks.
 class Walk {
  public:
   Walk(const Simd& simd, const MixerBackward& problem, const Sequence& s, int64_t order, int64_t group, const Split& split,
        const Buffers& buffers)
-      : simd_(simd), p_(problem), z_(problem.shape), s_(s), order_(order), group_(group), split_(split), b_(buffers),
-        inputs_(inputs_of(problem)), first_(s.position / problem.shape.grain),
-        wants_initial_(s.initial_gradient.tail >= 0 && problem.gradient.tails.base) {
+      : simd_(simd),
+        p_(problem),
+        z_(problem.shape),
+        s_(s),
+        order_(order),
+        group_(group),
+        split_(split),
+        b_(buffers),
+        inputs_(inputs_of(problem)),
+        first_(s.position / problem.shape.grain),
+        wants_initial_(wants_initial(problem, s)) {
     wants_q_ = p_.dq.present();
     wants_k_ = p_.dk.present() || wants_initial_;
   }
@@ -113,8 +157,9 @@ class Walk {
   void sweep_forward();
   void load_final();
   void go_back(int64_t index);
+  void add_products(int64_t row, int64_t t0, int64_t t1);
   void reverse_fold(const Node* nodes, uint64_t wanted, const Operands& o, const ChunkGradient& g);
-  void store_history_rows(const Operands& o, const ChunkGradient& g);
+  void store_history_rows(const ChunkGradient& g);
   void store_initial();
 
   float* buffer(int i) const { return b_.gradients + i * z_.node; }
@@ -159,8 +204,10 @@ void Walk::nodes_after(int64_t chunks, Node* nodes, uint64_t* wanted) const {
     nodes[b] = Node();
     if (!keeps_node(z_, b)) continue;
     int64_t end = 0;  // chunks [.., end) are in the node
-    if (b == kAbsorbed) end = chunks >> z_.separate << z_.separate;
-    else if (chunks >> b & 1) end = chunks >> b << b;
+    if (b == kAbsorbed)
+      end = chunks >> z_.separate << z_.separate;
+    else if (chunks >> b & 1)
+      end = chunks >> b << b;
     if (end == 0) continue;
     const bool created = end > first_;
     nodes[b] = created ? created_by(end - 1) : history_.node[b];
@@ -246,6 +293,19 @@ void Walk::reverse_fold(const Node* nodes, uint64_t wanted, const Operands& o, c
   free(made.content);
 }
 
+// Adds the gradient of q.k of the rows [t0, t1), the first one of which is row `row` of the row axis, to the part's sum.
+void Walk::add_products(int64_t row, int64_t t0, int64_t t1) {
+  for (int64_t t = t0; t < t1; ++t) {
+    const int64_t end = std::min(t0 + ((t - t0) / kTriangleBlock + 1) * kTriangleBlock, t1);
+    const float* x = b_.gradient.x + (t - t0) * z_.grain;
+    float* sum = split_.product_rows(shape(), part_, group_, row + t - t0);
+    if (opens_)
+      std::memcpy(sum, x, static_cast<size_t>(end) * sizeof(float));
+    else
+      simd_.add_scaled(sum, x, 1, end);
+  }
+}
+
 void Walk::go_back(int64_t index) {
   const int64_t c = z_.grain, dk = z_.key_dim, dv = z_.value_dim;
   Operands o;
@@ -286,7 +346,12 @@ void Walk::go_back(int64_t index) {
     g.q = !wants_q_ ? nullptr : split_.shared() ? split_.q_rows(shape(), part_, group_, row) : b_.q;
     if (g.q && (opens_ || !split_.shared())) std::fill(g.q, g.q + rows * dk, 0.0f);
     if (o.lambda) std::fill(g.lambda, g.lambda + rows * z_.levels, 0.0f);
-    gradient_inside(simd_, shape(), z_, o, factors, t0, t1, b_.gradient.dy, b_.gradient, g);
+    gradient_inside(simd_, shape(), z_, o, factors, split_.products.row(shape(), group_, row), t0, t1, b_.gradient.dy,
+                    b_.gradient, g);
+    if (split_.dproducts)
+      add_products(row, t0, t1);
+    else
+      gradient_of_products(simd_, z_, o, t0, t1, b_.gradient.x, g.q, g.k);
     for (int n = 0; n < reads.count; ++n) {
       NodeGradient& target = gradient_[reads.level[n]];
       const bool into = wanted >> reads.level[n] & 1, started = target.content;
@@ -311,26 +376,21 @@ void Walk::go_back(int64_t index) {
   if (p_.dgate.present()) write_rows(simd_, p_.dgate, s_, o.row, rows, head_, 1, g.gate + lo, 1);
   if (p_.dwrite.present()) write_rows(simd_, p_.dwrite, s_, o.row, rows, head_, 1, g.write + lo, 1);
   if (p_.dk.present() && !split_.shared()) write_rows(simd_, p_.dk, s_, o.row, rows, group_, dk, g.k + lo * dk, dk);
-  if (wants_initial_ && lo > 0) store_history_rows(o, g);
+  if (wants_initial_ && lo > 0) store_history_rows(g);
 }
 
-// Gradients of the rows [0, lo) of the first chunk, which the initial state holds.
-void Walk::store_history_rows(const Operands& o, const ChunkGradient& g) {
+// Gradients of the rows of the first chunk that the initial state holds.
+void Walk::store_history_rows(const ChunkGradient& g) {
   const SlotMemory& memory = p_.gradient;
   const SlotImage& image = s_.initial_gradient;
-  const int64_t dk = z_.key_dim, dv = z_.value_dim;
-  const int32_t type = memory.tail_layout.dtype, gate_type = memory.tail_layout.gate_dtype();
-  const TailRows rows = tail_rows(shape(), memory, stands_at(image));
-  int64_t at = rows.first;
-  for (int part = 0; part < 2 && at < o.lo; ++part) {
-    const int64_t ring = rows.ring[part], count = rows.count[part];
-    if (count == 0) continue;
-    if (!split_.shared()) simd_.narrow(memory.tail_k(image.tail, group_, ring), type, g.k + at * dk, count * dk);
-    simd_.narrow(memory.tail_v(image.tail, head_, ring), type, g.v + at * dv, count * dv);
+  const int32_t gate_type = memory.tail_layout.gate_dtype();
+  for_history_rows(p_, s_, [&](int64_t ring, int64_t at, int64_t count) {
+    simd_.narrow(memory.tail_v(image.tail, head_, ring), memory.tail_layout.dtype, g.v + at * z_.value_dim,
+                 count * z_.value_dim);
     simd_.narrow(memory.tail_gate(image.tail, head_, ring), gate_type, g.gate + at, count);
     simd_.narrow(memory.tail_write(image.tail, head_, ring), gate_type, g.write + at, count);
-    at += count;
-  }
+  });
+  if (!split_.shared()) store_history_keys(simd_, p_, s_, group_, g.k);
 }
 
 void Walk::store_initial() {
@@ -349,50 +409,52 @@ void Walk::store_initial() {
 }
 
 void Walk::run(int64_t part, int64_t i, bool opens) {
-  head_ = split_.head(shape(), group_, i);
+  head_ = head_of(shape(), group_, i);
   part_ = part;
   opens_ = opens;
   owns_keys_ = i == 0;
   sweep_forward();
   load_final();
-  int64_t chunks = chunk_count(s_, z_.grain);
-  if (s_.rows == 0 && s_.position % z_.grain > 0 && wants_initial_) chunks = 1;  // the final state's rows pass through
-  for (int64_t n = chunks - 1; n >= 0; --n) go_back(first_ + n);
+  for (int64_t n = chunks_back(p_, s_) - 1; n >= 0; --n) go_back(first_ + n);
   store_initial();
 }
 
-// Sums the parts of rows [first, last), from the start of the sequence's first chunk, of one group.
-void sum_parts(const Simd& simd, const MixerBackward& p, const Split& split, int64_t order, int64_t group, int64_t first,
-               int64_t last, float* sum) {
+// Part `piece` of kSplits of the last phase: gradients of q and k of one group from the parts' sums.
+void sum_parts(const Simd& simd, const MixerBackward& p, const Split& split, const Buffers& b, int64_t order, int64_t group,
+               int64_t piece) {
   const MixerShape& shape = p.shape;
+  const Sizes z(shape);
   const Sequence& s = p.batch.sequences[order];
-  const int64_t dk = shape.key_dim, lo = s.position % shape.grain;
-  const auto total = [&](const auto& rows_of) {
-    std::memcpy(sum, rows_of(0), static_cast<size_t>(dk) * sizeof(float));
-    for (int64_t part = 1; part < split.parts; ++part) simd.add_scaled(sum, rows_of(part), 1, dk);
+  const int64_t c = z.grain, dk = z.key_dim, chunks = chunks_back(p, s);
+  const bool initial = wants_initial(p, s), wants_k = p.dk.present() || initial;
+  // out = the sum over the parts of n floats each.
+  const auto total = [&](float* out, int64_t n, const auto& floats_of) {
+    std::memcpy(out, floats_of(0), static_cast<size_t>(n) * sizeof(float));
+    for (int64_t part = 1; part < split.parts; ++part) simd.add_scaled(out, floats_of(part), 1, n);
   };
-  const bool initial = s.initial_gradient.tail >= 0 && p.gradient.tails.base;
-  const Sequence start = stands_at(s.initial_gradient);
-  const TailRows held = initial && lo > 0 ? tail_rows(shape, p.gradient, start) : TailRows();
-  for (int64_t i = first; i < last; ++i) {
-    const auto key = [&](int64_t part) { return split.k_rows(shape, part, group, s, order, i); };
-    const int64_t row = s.row_begin + i - lo;
-    if (i < lo) {
-      if (!initial || i < held.first) continue;
-      total(key);
-      const int64_t n = i - held.first;
-      const int64_t ring = n < held.count[0] ? held.ring[0] + n : held.ring[1] + n - held.count[0];
-      simd.narrow(p.gradient.tail_k(s.initial_gradient.tail, group, ring), p.gradient.tail_layout.dtype, sum, dk);
-      continue;
+  for (int64_t i = piece * chunks / kSplits; i < (piece + 1) * chunks / kSplits; ++i) {
+    Operands o;
+    load_keys(simd, inputs_of(p), s, head_of(shape, group, 0), first_chunk(s, c) + i, true, b.operands, &o);
+    if (wants_k) total(b.k, o.hi * dk, [&](int64_t part) { return split.k_rows(shape, part, group, s, order, i * c); });
+    for (int64_t t0 = o.lo; t0 < o.hi; t0 += z.row_block()) {
+      const int64_t t1 = std::min(t0 + z.row_block(), o.hi), row = o.row + t0 - o.lo;
+      if (p.dq.present()) {
+        total(b.q, (t1 - t0) * dk, [&](int64_t part) { return split.q_rows(shape, part, group, row); });
+      }
+      for (int64_t i0 = t0; split.dproducts && i0 < t1; i0 += kTriangleBlock) {
+        const int64_t i1 = std::min(i0 + kTriangleBlock, t1);
+        for (int64_t t = i0; t < i1; ++t) {
+          total(b.gradient.x + (t - t0) * c, i1,
+                [&](int64_t part) { return split.product_rows(shape, part, group, row + t - t0); });
+        }
+      }
+      if (split.dproducts) {
+        gradient_of_products(simd, z, o, t0, t1, b.gradient.x, p.dq.present() ? b.q : nullptr, wants_k ? b.k : nullptr);
+      }
+      if (p.dq.present()) write_rows(simd, p.dq, s, row, t1 - t0, group, dk, b.q, dk);
     }
-    if (p.dk.present()) {
-      total(key);
-      write_rows(simd, p.dk, s, row, 1, group, dk, sum, dk);
-    }
-    if (p.dq.present()) {
-      total([&](int64_t part) { return split.q_rows(shape, part, group, row); });
-      write_rows(simd, p.dq, s, row, 1, group, dk, sum, dk);
-    }
+    if (p.dk.present()) write_rows(simd, p.dk, s, o.row, o.hi - o.lo, group, dk, b.k + o.lo * dk, dk);
+    if (initial && o.lo > 0) store_history_keys(simd, p, s, group, b.k);
   }
 }
 
@@ -419,11 +481,13 @@ void measure_backward(const MixerBackward& p, const Limits& limits, Need* need) 
   need->per_thread = overflow ? 0 : thread.bytes();
 }
 
-int32_t phases_backward(const MixerBackward& p) { return p.shape.heads > p.shape.groups ? 2 : 1; }
+int32_t phases_backward(const MixerBackward& p) { return p.shape.heads > p.shape.groups ? 3 : 1; }
 
 int64_t tasks_backward(const MixerBackward& p, int32_t phase) {
   const Split split(p.shape);
-  return p.batch.count * split.groups * (phase == 0 ? split.parts : kSumSplits);
+  const bool walk = phases_backward(p) == 1 || phase == 1;
+  if (phase == 0 && !walk && !shares_products(p.shape)) return 0;
+  return p.batch.count * split.groups * (walk ? split.parts : kSplits);
 }
 
 void run_backward(const Simd& simd, const MixerBackward& p, const Limits& limits, const Scratch& scratch, int32_t phase,
@@ -431,19 +495,21 @@ void run_backward(const Simd& simd, const MixerBackward& p, const Limits& limits
   Split split(p.shape);
   Carver shared(scratch.shared), thread(scratch.thread);
   split.carve(p.shape, limits, &shared);
-  Buffers buffers;
-  buffers.carve(Sizes(p.shape), limits, &thread);
-  const int64_t pieces = phase == 0 ? split.parts : kSumSplits;
+  Buffers b;
+  b.carve(Sizes(p.shape), limits, &thread);
+  const bool walks = phases_backward(p) == 1 || phase == 1;
+  const int64_t pieces = walks ? split.parts : kSplits;
   const int64_t piece = task % pieces, group = task / pieces % split.groups, order = task / pieces / split.groups;
   const Sequence& s = p.batch.sequences[order];
   if (s.padding) return;
-  if (phase == 0) {
-    Walk walk(simd, p, s, order, group, split, buffers);
+  if (walks) {
+    Walk walk(simd, p, s, order, group, split, b);
     const int64_t first = piece * split.per_group / pieces, last = (piece + 1) * split.per_group / pieces;
     for (int64_t i = first; i < last; ++i) walk.run(piece, i, i == first);
+  } else if (phase == 0) {
+    fill_products(simd, inputs_of(p), s, group, piece, b.operands, split.products);
   } else {
-    const int64_t rows = s.position % p.shape.grain + s.rows;
-    sum_parts(simd, p, split, order, group, piece * rows / pieces, (piece + 1) * rows / pieces, buffers.q);
+    sum_parts(simd, p, split, b, order, group, piece);
   }
 }
 

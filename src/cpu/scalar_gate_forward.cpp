@@ -12,56 +12,57 @@ namespace {
 struct Buffers {
   OperandBuffers operands;
   Factors factors;
-  float *weights = nullptr;  // [row block][C]: q.k, then times decay and λ
-  float *scaled = nullptr;   // [C][dv]
-  float *q = nullptr;        // [row block][dk], scaled for one node
-  float *y = nullptr;        // [row block][dv]
-  float *pool = nullptr;
+  float* weights = nullptr;  // [row block][C]: q.k, then times decay and λ
+  float* scaled = nullptr;   // [C][dv]
+  float* q = nullptr;        // [row block][dk], scaled for one node
+  float* y = nullptr;        // [row block][dv]
+  float* pool = nullptr;
 
-  void carve(const Sizes& z, int64_t length, Carver* carver) {
+  void carve(const MixerShape& shape, const Limits& limits, Carver* carver) {
+    const Sizes z(shape);
     operands.carve(z, carver);
     factors.carve(z, carver);
     weights = carver->floats(times(z.row_block(), z.grain));
     scaled = carver->floats(times(z.grain, z.value_dim));
     q = carver->floats(times(z.row_block(), z.key_dim));
     y = carver->floats(times(z.row_block(), z.value_dim));
-    pool = carver->floats(times(Nodes::buffers(z, length), z.node));
+    pool = carver->floats(times(Nodes::buffers(z, longest(limits)), z.node));
   }
 };
 
-// Row t of q K^T becomes the row of weights. `key` holds the key-side factors.
-void weigh_row(const MixerShape& shape, const Factors& f, int64_t t, const float* lambda, float scale, float* row) {
+// Row t of q K^T, `from`, becomes the row of weights `to`. `key` holds the key-side factors.
+void weigh_row(const MixerShape& shape, const Factors& f, int64_t t, const float* lambda, float scale, const float* from,
+               float* to) {
   const int64_t c = shape.grain;
-  row[t] *= f.key[t] * (lambda ? scale * lambda[0] : scale);
+  to[t] = from[t] * f.key[t] * (lambda ? scale * lambda[0] : scale);
   for (int l = 1; int64_t{1} << (l - 1) <= t; ++l) {
     if (!(t >> (l - 1) & 1)) continue;
     const int64_t begin = t >> l << l, end = begin + (int64_t{1} << (l - 1));
     float factor = f.table[l * c + t] * scale;
     if (lambda) factor *= lambda[shape.column(l)];
-    for (int64_t s = begin; s < end; ++s) row[s] = row[s] * f.key[s] * factor;
+    for (int64_t s = begin; s < end; ++s) to[s] = from[s] * f.key[s] * factor;
   }
 }
 
-// Local rows [t0, t1) of the chunk: what they read of the chunk itself and of the nodes.
+// Local rows [t0, t1) of the chunk: what they read of the chunk itself and of the nodes. `products` [t1 - t0][C]: q.k if
+// they are there already.
 void forward_rows(const Simd& simd, const MixerShape& shape, const Sizes& z, const Operands& o, const Reads& reads,
-                  int64_t t0, int64_t t1, const Buffers& b, float* y, int64_t ldy) {
+                  const float* products, int64_t t0, int64_t t1, const Buffers& b, float* y, int64_t ldy) {
   const int64_t c = z.grain, dk = z.key_dim, dv = z.value_dim;
   const float scale = static_cast<float>(shape.scale);
   const float* q = o.q + (t0 - o.lo) * dk;
   for (int64_t i0 = t0; i0 < t1; i0 += kTriangleBlock) {
     const int64_t i1 = std::min(i0 + kTriangleBlock, t1), rows = i1 - i0;
     float* weights = b.weights + (i0 - t0) * c;
-    for (int n = 0; n < o.k.parts; ++n) {
-      const Rows::Part& part = o.k.part[n];
-      const int64_t last = std::min(part.last, i1);
-      if (part.first >= last) continue;
-      simd.dot_product(rows, last - part.first, dk, q + (i0 - t0) * dk, dk, part.data, dk, weights + part.first, c, false);
-    }
+    if (!products) products_of_rows(simd, o, dk, i0, i1, weights, c);
     for (int64_t t = i0; t < i1; ++t) {
-      if (t == o.lo) first_keys(b.factors, c, t, o.write);
-      else next_keys(b.factors, c, t, o.write);
+      if (t == o.lo)
+        first_keys(b.factors, c, t, o.write);
+      else
+        next_keys(b.factors, c, t, o.write);
       float* row = weights + (t - i0) * c;
-      weigh_row(shape, b.factors, t, o.lambda ? o.lambda + (t - o.lo) * z.levels : nullptr, scale, row);
+      const float* lambda = o.lambda ? o.lambda + (t - o.lo) * z.levels : nullptr;
+      weigh_row(shape, b.factors, t, lambda, scale, products ? products + (t - t0) * c : row, row);
       std::fill(row + t + 1, row + i1, 0.0f);
     }
     float* out = y + (i0 - t0) * ldy;
@@ -107,22 +108,44 @@ bool accepts_forward(const MixerForward& p) {
 }
 
 void measure_forward(const MixerForward& p, const Limits& limits, Need* need) {
-  Carver carver(nullptr);
+  Carver shared(nullptr), thread(nullptr);
+  Products products;
+  products.carve(p.shape, limits, &shared);
   Buffers buffers;
-  buffers.carve(Sizes(p.shape), longest(limits), &carver);
-  need->shared = carver.bytes() < 0 ? -1 : 0;
-  need->per_thread = std::max<int64_t>(carver.bytes(), 0);
+  buffers.carve(p.shape, limits, &thread);
+  const bool overflow = shared.bytes() < 0 || thread.bytes() < 0;
+  need->shared = overflow ? -1 : shared.bytes();
+  need->per_thread = overflow ? 0 : thread.bytes();
 }
 
-void run_forward(const Simd& simd, const MixerForward& p, const Limits& limits, const Scratch& scratch, int64_t task) {
+// Not worth a phase of its own for single rows. It makes no difference to bits.
+int32_t phases_forward(const MixerForward& p) {
+  return shares_products(p.shape) && p.batch.total_rows >= 8 * p.batch.count ? 2 : 1;
+}
+
+int64_t tasks_forward(const MixerForward& p, int32_t phase) {
+  const bool first = phases_forward(p) == 2 && phase == 0;
+  return p.batch.count * (first ? p.shape.groups * kSplits : p.shape.heads);
+}
+
+void run_forward(const Simd& simd, const MixerForward& p, const Limits& limits, const Scratch& scratch, int32_t phase,
+                 int64_t task) {
   const MixerShape& shape = p.shape;
+  const Sizes z(shape);
+  Buffers b;
+  Products products;
+  Carver shared(scratch.shared), thread(scratch.thread);
+  b.carve(shape, limits, &thread);
+  if (phases_forward(p) == 2) products.carve(shape, limits, &shared);
+  if (products.data && phase == 0) {
+    const int64_t split = task % kSplits, group = task / kSplits % shape.groups;
+    const Sequence& s = p.batch.sequences[task / kSplits / shape.groups];
+    if (!s.padding) fill_products(simd, inputs_of(p), s, group, split, b.operands, products);
+    return;
+  }
   const int64_t order = task / shape.heads, head = task % shape.heads;
   const Sequence& s = p.batch.sequences[order];
   if (s.padding) return;
-  const Sizes z(shape);
-  Buffers b;
-  Carver carver(scratch.thread);
-  b.carve(z, longest(limits), &carver);
   Nodes nodes;
   nodes.pool = b.pool;
   nodes.load(simd, z, p.state, s.history, head);
@@ -141,7 +164,8 @@ void run_forward(const Simd& simd, const MixerForward& p, const Limits& limits, 
     for (int64_t t0 = o.lo; t0 < o.hi; t0 += z.row_block()) {
       const int64_t t1 = std::min(t0 + z.row_block(), o.hi), row = o.row + t0 - o.lo;
       float* y = direct ? static_cast<float*>(p.y.at(s.index, row, head)) : b.y;
-      forward_rows(simd, shape, z, o, reads, t0, t1, b, y, direct ? p.y.row_stride : z.value_dim);
+      forward_rows(simd, shape, z, o, reads, products.row(shape, shape.group_of(head), row), t0, t1, b, y,
+                   direct ? p.y.row_stride : z.value_dim);
       if (direct) continue;
       for (int64_t t = 0; t < t1 - t0; ++t) {
         simd.narrow(p.y.at(s.index, row + t, head), p.y.dtype, b.y + t * z.value_dim, z.value_dim);

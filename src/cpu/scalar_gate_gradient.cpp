@@ -8,17 +8,18 @@ namespace lla::cpu::scalar_gate {
 
 namespace {
 
-// Row t: p = q.k and x = dy.v become the row of weights (without write strength) and the gradient of q.k. `w`: write
-// strengths.
+// Row t: q.k (`products`, which may be p) and x = dy.v become the row of weights p (without write strength) and the gradient
+// of q.k in x. `w`: write strengths.
 void gradient_row(const Simd& simd, const MixerShape& shape, const Factors& f, const ChunkGradient& g, int64_t t,
-                  const float* lambda, float* dlambda, const float* w, float scale, float* z, float* p, float* x) {
+                  const float* lambda, float* dlambda, const float* w, float scale, float* z, const float* products,
+                  float* p, float* x) {
   const int64_t c = shape.grain;
   const float* key = f.key;
   {
-    const float factor = lambda ? scale * lambda[0] : scale, product = x[t] * p[t];
+    const float factor = lambda ? scale * lambda[0] : scale, product = x[t] * products[t];
     g.write[t] += product * factor;
     if (dlambda) dlambda[0] += product * w[t] * scale;
-    p[t] *= factor;
+    p[t] = products[t] * factor;
     x[t] *= w[t] * factor;
   }
   for (int l = 1; int64_t{1} << (l - 1) <= t; ++l) {
@@ -28,7 +29,7 @@ void gradient_row(const Simd& simd, const MixerShape& shape, const Factors& f, c
     const float plain = f.table[l * c + t] * scale, factor = lambda ? plain * lambda[column] : plain;
     float* left = g.table + l * c;
     for (int64_t s = begin; s < end; ++s) {
-      const float weight = p[s] * key[s], product = x[s] * weight;
+      const float weight = products[s] * key[s], product = x[s] * weight;
       x[s] = x[s] * w[s] * key[s] * factor;
       p[s] = weight * factor;
       z[s] = product;
@@ -53,36 +54,62 @@ void GradientBuffers::carve(const Sizes& s, Carver* carver) {
   product = carver->floats(times(s.grain, s.value_dim));
 }
 
+namespace {
+
+// Calls f(s0, s1, from) for runs of keys: those before t0 are read by all rows from t0 on, later ones by the rows from their
+// own block on.
+template <class F>
+void for_keys(int64_t t0, int64_t t1, F f) {
+  if (t0 > 0) f(int64_t{0}, t0, t0);
+  for (int64_t s0 = t0; s0 < t1; s0 += kTriangleBlock) f(s0, std::min(s0 + kTriangleBlock, t1), s0);
+}
+
+}  // namespace
+
+void gradient_of_products(const Simd& simd, const Sizes& sizes, const Operands& o, int64_t t0, int64_t t1, const float* x,
+                          float* dq, float* dk_out) {
+  const int64_t c = sizes.grain, dk = sizes.key_dim;
+  const float *k = o.k.part[0].data, *q = o.q + (t0 - o.lo) * dk;
+  for (int64_t i0 = t0; dq && i0 < t1; i0 += kTriangleBlock) {
+    const int64_t i1 = std::min(i0 + kTriangleBlock, t1);
+    simd.outer_product(i1 - i0, dk, i1, x + (i0 - t0) * c, c, 1, k, dk, dq + (i0 - t0) * dk, dk, true);
+  }
+  if (!dk_out) return;
+  for_keys(t0, t1, [&](int64_t s0, int64_t s1, int64_t from) {
+    simd.outer_product(s1 - s0, dk, t1 - from, x + (from - t0) * c + s0, 1, c, q + (from - t0) * dk, dk, dk_out + s0 * dk,
+                       dk, true);
+  });
+}
+
 void gradient_inside(const Simd& simd, const MixerShape& shape, const Sizes& sizes, const Operands& o, const Factors& f,
-                     int64_t t0, int64_t t1, const float* dy, const GradientBuffers& b, const ChunkGradient& g) {
+                     const float* products, int64_t t0, int64_t t1, const float* dy, const GradientBuffers& b,
+                     const ChunkGradient& g) {
   const int64_t c = sizes.grain, dk = sizes.key_dim, dv = sizes.value_dim;
   const float scale = static_cast<float>(shape.scale);
-  const float *k = o.k.part[0].data, *v = o.v.part[0].data, *q = o.q + (t0 - o.lo) * dk;
+  const float* v = o.v.part[0].data;
   for (int64_t i0 = t0; i0 < t1; i0 += kTriangleBlock) {
     const int64_t i1 = std::min(i0 + kTriangleBlock, t1), rows = i1 - i0;
     float *p = b.p + (i0 - t0) * c, *x = b.x + (i0 - t0) * c;
-    simd.dot_product(rows, i1, dk, q + (i0 - t0) * dk, dk, k, dk, p, c, false);
+    if (!products) products_of_rows(simd, o, dk, i0, i1, p, c);
     simd.dot_product(rows, i1, dv, dy + (i0 - t0) * dv, dv, v, dv, x, c, false);
     for (int64_t t = i0; t < i1; ++t) {
-      if (t == o.lo) first_keys(f, c, t, nullptr);
-      else next_keys(f, c, t, nullptr);
+      if (t == o.lo)
+        first_keys(f, c, t, nullptr);
+      else
+        next_keys(f, c, t, nullptr);
       const float* lambda = o.lambda ? o.lambda + (t - o.lo) * sizes.levels : nullptr;
       float* dlambda = o.lambda ? g.lambda + (t - t0) * sizes.levels : nullptr;
       float *p_row = p + (t - i0) * c, *x_row = x + (t - i0) * c;
-      gradient_row(simd, shape, f, g, t, lambda, dlambda, o.write, scale, b.z, p_row, x_row);
+      const float* from = products ? products + (t - t0) * c : p_row;
+      gradient_row(simd, shape, f, g, t, lambda, dlambda, o.write, scale, b.z, from, p_row, x_row);
       std::fill(p_row + t + 1, p_row + i1, 0.0f);
       std::fill(x_row + t + 1, x_row + i1, 0.0f);
     }
-    if (g.q) simd.outer_product(rows, dk, i1, x, c, 1, k, dk, g.q + (i0 - t0) * dk, dk, true);
   }
-  // Keys: those before t0 are read by all rows, later ones by the rows from their own block on.
-  const auto keys = [&](int64_t s0, int64_t s1, int64_t from) {
-    const float *weights = b.p + (from - t0) * c + s0, *dp = b.x + (from - t0) * c + s0;
+  for_keys(t0, t1, [&](int64_t s0, int64_t s1, int64_t from) {
+    const float* weights = b.p + (from - t0) * c + s0;
     simd.outer_product(s1 - s0, dv, t1 - from, weights, 1, c, dy + (from - t0) * dv, dv, b.product + s0 * dv, dv, false);
-    if (g.k) simd.outer_product(s1 - s0, dk, t1 - from, dp, 1, c, q + (from - t0) * dk, dk, g.k + s0 * dk, dk, true);
-  };
-  if (t0 > 0) keys(0, t0, t0);
-  for (int64_t s0 = t0; s0 < t1; s0 += kTriangleBlock) keys(s0, std::min(s0 + kTriangleBlock, t1), s0);
+  });
   for (int64_t s = 0; s < t1; ++s) simd.add_scaled(g.v + s * dv, b.product + s * dv, o.write[s], dv);
 }
 

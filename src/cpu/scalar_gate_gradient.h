@@ -36,10 +36,15 @@ struct NodeGradient {
   float log_decay = 0;
 };
 
-// Rows [t0, t1) read the chunk's own rows. dy [t1 - t0][dv]. k and v of the operands are whole.
+// Rows [t0, t1) read the chunk's own rows. dy [t1 - t0][dv]. k and v of the operands are whole. `products` [t1 - t0][C]: q.k
+// if they are there already. Leaves the gradient of q.k in buffers.x, zeros above the diagonal.
 void gradient_inside(const Simd& simd, const MixerShape& shape, const Sizes& sizes, const Operands& operands,
-                     const Factors& factors, int64_t t0, int64_t t1, const float* dy, const GradientBuffers& buffers,
-                     const ChunkGradient& gradient);
+                     const Factors& factors, const float* products, int64_t t0, int64_t t1, const float* dy,
+                     const GradientBuffers& buffers, const ChunkGradient& gradient);
+// From the gradient x [t1 - t0][C] of q.k of the rows [t0, t1) to those of q (rows [t0, t1)) and k, added to, null: not
+// wanted.
+void gradient_of_products(const Simd& simd, const Sizes& sizes, const Operands& operands, int64_t t0, int64_t t1,
+                          const float* x, float* dq, float* dk);
 // Rows [t0, t1) read node `n` of the list. Adds to dnode [dk][dv] if that is not null (`started`: it holds something).
 // Returns the gradient of the log of the node's factor.
 float gradient_of_read(const Simd& simd, const MixerShape& shape, const Sizes& sizes, const Operands& operands,

@@ -18,14 +18,12 @@ bool forward_accepts(const void* problem) { return accepts_forward(forward_of(pr
 void forward_measure(const void* problem, const Limits& limits, Need* need) {
   measure_forward(forward_of(problem), limits, need);
 }
-int32_t forward_phases(const void*) { return 1; }
-int64_t forward_tasks(const void* problem, int32_t) {
-  return forward_of(problem).batch.count * forward_of(problem).shape.heads;
-}
+int32_t forward_phases(const void* problem) { return phases_forward(forward_of(problem)); }
+int64_t forward_tasks(const void* problem, int32_t phase) { return tasks_forward(forward_of(problem), phase); }
 int64_t forward_saved(const void* problem, const Limits& limits) { return saved_bytes(forward_of(problem).shape, limits); }
 template <int isa>
-void forward_run(const void* problem, const Limits& limits, const Scratch& scratch, int32_t, int64_t task) {
-  run_forward(simd(isa), forward_of(problem), limits, scratch, task);
+void forward_run(const void* problem, const Limits& limits, const Scratch& scratch, int32_t phase, int64_t task) {
+  run_forward(simd(isa), forward_of(problem), limits, scratch, phase, task);
 }
 
 bool backward_accepts(const void* problem) { return accepts_backward(backward_of(problem)); }
@@ -48,21 +46,24 @@ constexpr Names kAvx512 = {"cpu.scalar_gate.forward.avx512", "cpu.scalar_gate.ba
 constexpr Names kNeon = {"cpu.scalar_gate.forward.neon", "cpu.scalar_gate.backward.neon"};
 
 template <int isa, const Names& names>
-constexpr Kernel kKernels[2] = {
-    {Op::MixerForward, names.forward, forward_accepts, forward_measure, forward_phases, forward_tasks, forward_run<isa>,
-     forward_saved},
-    {Op::MixerBackward, names.backward, backward_accepts, backward_measure, backward_phases, backward_tasks,
-     backward_run<isa>, nullptr}};
+constexpr Kernel kKernels[2] = {{Op::MixerForward, names.forward, forward_accepts, forward_measure, forward_phases,
+                                 forward_tasks, forward_run<isa>, forward_saved},
+                                {Op::MixerBackward, names.backward, backward_accepts, backward_measure, backward_phases,
+                                 backward_tasks, backward_run<isa>, nullptr}};
 
 }  // namespace
 
 const Kernel* scalar_gate_kernels(int isa, int64_t* count) {
   *count = 2;
   switch (isa) {
-    case LLA_ISA_AVX2: return kKernels<LLA_ISA_AVX2, kAvx2>;
-    case LLA_ISA_AVX512: return kKernels<LLA_ISA_AVX512, kAvx512>;
-    case LLA_ISA_NEON: return kKernels<LLA_ISA_NEON, kNeon>;
-    default: return kKernels<LLA_ISA_BASELINE, kBaseline>;
+    case LLA_ISA_AVX2:
+      return kKernels<LLA_ISA_AVX2, kAvx2>;
+    case LLA_ISA_AVX512:
+      return kKernels<LLA_ISA_AVX512, kAvx512>;
+    case LLA_ISA_NEON:
+      return kKernels<LLA_ISA_NEON, kNeon>;
+    default:
+      return kKernels<LLA_ISA_BASELINE, kBaseline>;
   }
 }
 

@@ -48,7 +48,7 @@ void Nodes::take(Carver* carver, const MixerShape& shape, const Limits& limits) 
   separate = shape.separate_levels();
   if (separate > reachable) separate = static_cast<int>(reachable);
   absorbs = shape.levels == 0 || shape.absorb;
-  size = shape.key_dim * shape.value_dim;
+  size = (Size(shape.key_dim) * shape.value_dim).value();
   content = carver->take(Size(count()) * shape.key_dim * shape.value_dim);
   log_decay = carver->take(count());
 }

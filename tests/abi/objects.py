@@ -60,7 +60,7 @@ def check_library(options, faults):
     ours = section_sizes(options.readelf, options.library)
     plain = section_sizes(options.readelf, options.plain)
     for section in (".init_array", ".fini_array", ".ctors", ".dtors", ".preinit_array"):
-        print(f"{section}: {ours.get(section, 0)} bytes, a library with no code of its own has {plain.get(section, 0)}")
+        print(f"{section}: {ours.get(section, 0)} bytes; of the tool chain: {plain.get(section, 0)}")
         if ours.get(section, 0) != plain.get(section, 0):
             faults.append(f"{section} holds code of the library")
 
@@ -89,7 +89,7 @@ def main():
     parser.add_argument("--nm", default="nm")
     parser.add_argument("--readelf", default="readelf")
     parser.add_argument("--library", required=True)
-    parser.add_argument("--plain", required=True, help="a shared library with no code, linked in the same way")
+    parser.add_argument("--plain", required=True, help="a shared library with start-up code of the tool chain only")
     parser.add_argument("--objects", required=True, help="objects of the library, separated by semicolons")
     options = parser.parse_args()
     options.objects = [path for path in options.objects.split(";") if path.endswith(".o")]

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "cells/program.h"
+#include "cells/rules.h"
 #include "core/batch.h"
 #include "core/context.h"
 #include "core/state.h"
@@ -335,5 +337,77 @@ inline lla_layer_desc description_of(lla_layer_kind kind) {
   d.kind = kind;
   return d;
 }
+
+// Random tensors for every role of a layer, optional ones included.
+struct RandomCall {
+  struct Entry {
+    lla_role role;
+    bool output;
+    std::vector<int64_t> dims;  // without the rows for inputs and outputs
+    Tensor tensor;
+  };
+  std::vector<Entry> entries;
+  int64_t rows = 0;
+
+  RandomCall(const Layer& layer, int64_t row_count, lla_dtype dtype, uint64_t seed, const std::vector<lla_role>& without = {})
+      : rows(row_count) {
+    LayerRules rules;
+    fill_rules(layer, &rules);
+    Random random(seed);
+    const auto wanted = [&](lla_role role) { return std::find(without.begin(), without.end(), role) == without.end(); };
+    for (int i = 0; i < rules.io_count; ++i) {
+      const IoRule& r = rules.io[i];
+      std::vector<int64_t> dims(r.dims, r.dims + r.rank), all{rows};
+      all.insert(all.end(), dims.begin(), dims.end());
+      // A log gate is negative; everything else has both signs.
+      Tensor t = random.tensor(dtype, all);
+      if (r.role == LLA_GATE && layer.description.gate_form == LLA_GATE_LOG) {
+        for (int64_t e = 0; e < t.size(); ++e) t.set(e, -std::fabs(t.get(e)) / 4);
+      }
+      if (wanted(r.role)) entries.push_back({r.role, r.output, dims, t});
+    }
+    for (int i = 0; i < rules.weight_count; ++i) {
+      const WeightRule& r = rules.weights[i];
+      const std::vector<int64_t> dims(r.dims, r.dims + r.rank);
+      if (wanted(r.role)) entries.push_back({r.role, false, dims, random.tensor(dtype, dims)});
+    }
+  }
+  Tensor& tensor(lla_role role) {
+    for (Entry& e : entries) {
+      if (e.role == role) return e.tensor;
+    }
+    ADD_FAILURE() << "no " << role_name(role);
+    return entries.front().tensor;
+  }
+  bool has(lla_role role) const {
+    return std::any_of(entries.begin(), entries.end(), [role](const Entry& e) { return e.role == role; });
+  }
+  Bindings forward() const {
+    Bindings b;
+    for (const Entry& e : entries) is_weight_role(e.role) ? b.add_weight(e.role, e.tensor) : b.add_io(e.role, e.tensor);
+    return b;
+  }
+  // Without outputs among io; `dy` and `gradients` are in the order of the entries.
+  Bindings backward(const std::vector<Tensor>& dy, const std::vector<Tensor>& gradients, bool accumulate = false) const {
+    Bindings b;
+    size_t outputs = 0, inputs = 0;
+    for (const Entry& e : entries) {
+      if (e.output) {
+        b.add_output(e.role, dy[outputs++]);
+        continue;
+      }
+      is_weight_role(e.role) ? b.add_weight(e.role, e.tensor) : b.add_io(e.role, e.tensor);
+      b.add_gradient(e.role, gradients[inputs++], accumulate);
+    }
+    return b;
+  }
+  std::vector<Tensor> like(bool outputs, lla_dtype dtype, Random* random = nullptr) const {
+    std::vector<Tensor> list;
+    for (const Entry& e : entries) {
+      if (e.output == outputs) list.push_back(random ? random->tensor(dtype, e.tensor.dims()) : Tensor(dtype, e.tensor.dims()));
+    }
+    return list;
+  }
+};
 
 }  // namespace cells_testing

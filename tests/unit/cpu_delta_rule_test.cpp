@@ -105,10 +105,12 @@ std::vector<Named> gradients_of(const Tensors& t) {
   return {{"dq", t.dq.values()},       {"dk", t.dk.values()},         {"dv", t.dv.values()},
           {"dgate", t.dgate.values()}, {"dwrite", t.dwrite.values()}, {"dlambda", t.dlambda.values()}};
 }
-void expect_close(const std::vector<Named>& a, const std::vector<Named>& b, double tolerance, const std::string& where) {
+void expect_close(const std::vector<Named>& a, const std::vector<Named>& b, double tolerance, const std::string& where,
+                  double gate_size = 0) {
   for (size_t i = 0; i < a.size(); ++i) {
     // Gradients that are zero but for rounding (a unit key of one element erases everything) count as of size 1e-2.
-    const double floor = 1e-2 * std::sqrt(static_cast<double>(b[i].values.size()));
+    const double size = std::string(a[i].name) == "dgate" ? gate_size : 0;
+    const double floor = std::max(size, 1e-2 * std::sqrt(static_cast<double>(b[i].values.size())));
     const double error = golden::relative_error(a[i].values, b[i].values, floor);
     if (getenv("DUMP") && error > atof(getenv("DUMP"))) printf("%s %s %g\n", a[i].name, where.c_str(), error);
     EXPECT_LE(error, tolerance) << a[i].name << " " << where;
@@ -433,6 +435,8 @@ TEST_P(DeltaRule, HardGates) {
   }
 }
 
+// What a row reads is erased by the next: little is left of older rows, and the gate's gradient is small against what it is a
+// difference of, the rows' dy . y.
 TEST_P(DeltaRule, RepeatedKey) {
   for (const double write : {0.835, 0.999}) {
     for (const int64_t levels : {0, 10}) {
@@ -447,9 +451,10 @@ TEST_P(DeltaRule, RepeatedKey) {
         }
         t.gate.fill([] { return -1e-3; });
         t.write.fill([&] { return write; });
-        expect_close(run_step(&forward, &backward, own, t).named(false),
-                     run_step(nullptr, nullptr, other, with_double_outputs(t)).named(false), 5e-5,
-                     "write " + std::to_string(write) + " L" + std::to_string(levels) + " C" + std::to_string(grain));
+        const Result expected = run_step(nullptr, nullptr, other, with_double_outputs(t));
+        expect_close(run_step(&forward, &backward, own, t).named(false), expected.named(false), 5e-5,
+                     "write " + std::to_string(write) + " L" + std::to_string(levels) + " C" + std::to_string(grain),
+                     golden::row_dot_norm(t.dy.values(), expected.t.y.values(), 128));
       }
     }
   }

@@ -774,6 +774,10 @@ TEST_P(PartsTest, RowsFillClearsSlack) {
           }
         }
         EXPECT_TRUE(bytes == want);
+        std::fill(bytes.begin(), bytes.end(), static_cast<char>(1));
+        p.y.accumulate = true;  // adding zero changes nothing
+        run(*find_kernel(cpu_backend(GetParam()), Op::RowsFill, &p), &p, batch.limits());
+        EXPECT_TRUE(bytes == std::vector<char>(bytes.size(), 1));
       }
     }
   }

@@ -177,9 +177,10 @@ Values run_case(const Kernels& kernels, const Case& c) {
 std::string describe(int isa, const Case& c) {
   const MixerShape& s = c.shape;
   std::string text = std::string(isa_name(isa)) + ": H " + std::to_string(s.heads) + " G " + std::to_string(s.groups) +
-                     " dk " + std::to_string(s.key_dim) + " dv " + std::to_string(s.value_dim) + " C " + std::to_string(s.grain) +
-                     " L " + std::to_string(s.levels) + (s.absorb ? " absorb" : "") + (c.inputs.gate ? "" : " no gate") +
-                     (c.inputs.write ? " write" : "") + " hard " + std::to_string(c.inputs.hard);
+                     " dk " + std::to_string(s.key_dim) + " dv " + std::to_string(s.value_dim) + " C " +
+                     std::to_string(s.grain) + " L " + std::to_string(s.levels) + (s.absorb ? " absorb" : "") +
+                     (c.inputs.gate ? "" : " no gate") + (c.inputs.write ? " write" : "") + " hard " +
+                     std::to_string(c.inputs.hard);
   for (const Part& p : c.parts) {
     text += " [" + std::to_string(p.position) + " + " + std::to_string(p.rows) + ", start " + std::to_string(p.start) + "]";
   }
@@ -327,7 +328,10 @@ TEST(CpuScalarGate, CutsDoNotChangeBits) {
   for (int form = 0; form < 6; ++form) {
     const int64_t rows = 150, grain = form % 2 == 0 ? 16 : 4, position = form == 3 ? 21 : 0;
     const bool narrow = form >= 4;
-    const MixerShape shape = make_shape(4, 2, 24, 20, grain, form == 1 ? 0 : form == 2 ? 5 : levels_needed(rows + position),
+    const MixerShape shape = make_shape(4, 2, 24, 20, grain,
+                                        form == 1   ? 0
+                                        : form == 2 ? 5
+                                                    : levels_needed(rows + position),
                                         form == 2);
     Random random(40 + static_cast<uint64_t>(form));
     Inputs inputs;

@@ -119,9 +119,7 @@ inline double norm_error(const std::vector<double>& a, const std::vector<double>
 class Buffer {
  public:
   explicit Buffer(int64_t bytes = 0) : storage_(static_cast<size_t>(bytes + 64), static_cast<char>(0xff)) {}
-  char* data() {
-    return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(storage_.data()) + 63) & ~uintptr_t{63});
-  }
+  char* data() { return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(storage_.data()) + 63) & ~uintptr_t{63}); }
 
  private:
   std::vector<char> storage_;
@@ -290,8 +288,8 @@ inline Sequence plain_sequence(int64_t row_begin, int64_t rows, int64_t position
   return s;
 }
 
-// Contents of a slot: nodes and the k and v rows of the tail, and (apart, since they may be large) what is a log or a scalar:
-// log decays of nodes, gates and write strengths of rows.
+// Contents of a slot: nodes and the k and v rows of the tail, and (apart, since they may be large) what is a log or a
+// scalar: log decays of nodes, gates and write strengths of rows.
 struct SlotValues {
   std::vector<double> content, scalars;
 };
@@ -332,10 +330,10 @@ struct Tensors {
 };
 
 struct Inputs {
-  int32_t dtype = LLA_F32;        // of q, k, v, y, dy and gradients; gate, write and lambda are fp32
+  int32_t dtype = LLA_F32;  // of q, k, v, y, dy and gradients; gate, write and lambda are fp32
   bool gate = true, write = true;
-  double decay = 0.1;             // gates are about -decay
-  double hard = 0;                // share of gates that are -inf, -700 or 0 instead
+  double decay = 0.1;  // gates are about -decay
+  double hard = 0;     // share of gates that are -inf, -700 or 0 instead
   int64_t pad = 0;
 };
 
