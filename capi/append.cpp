@@ -49,8 +49,7 @@ lla_status count_rows(const Layer& layer, const lla_binding* io, int64_t io_coun
       return fail(error, LLA_SHAPE_MISMATCH, "%s: %s holds %lld sequences, one slot takes 1", function, name,
                   static_cast<long long>(tensor.dims[0]));
     *rows = tensor.dims[batched ? 1 : 0];
-    if (*rows < 0)
-      return fail(error, LLA_SHAPE_MISMATCH, "%s: a dimension of %s is negative", function, name);
+    if (*rows < 0) return fail(error, LLA_SHAPE_MISMATCH, "%s: a dimension of %s is negative", function, name);
     return LLA_OK;
   }
   return fail(error, LLA_MISSING_ROLE, "%s: %s is not bound", function, name);

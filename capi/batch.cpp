@@ -25,8 +25,8 @@ lla_status lla_batch_size(const lla_context* context, const lla_batch_limits* li
   return LLA_OK;
 }
 
-lla_status lla_batch_init(lla_context* context, const lla_batch_limits* limits, void* memory, size_t bytes, lla_batch** batch,
-                          lla_error* error) {
+lla_status lla_batch_init(lla_context* context, const lla_batch_limits* limits, void* memory, size_t bytes,
+                          lla_batch** batch, lla_error* error) {
   LLA_REQUIRE(context);
   LLA_REQUIRE(limits);
   LLA_REQUIRE(memory);
@@ -58,8 +58,8 @@ lla_status lla_batch_plan(lla_batch* batch, lla_state* state, const lla_rows* ro
     planned = unwrap(state)->state;
   }
   if (known.gradient_state) {
-    LLA_TRY(check_context(unwrap(known.gradient_state)->context, known_batch->context, __func__, "rows->gradient_state",
-                          error));
+    LLA_TRY(
+        check_context(unwrap(known.gradient_state)->context, known_batch->context, __func__, "rows->gradient_state", error));
     gradients = unwrap(known.gradient_state)->state;
   }
   return plan_batch(known_batch, planned, known, gradients, error);

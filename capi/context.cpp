@@ -90,17 +90,23 @@ lla_status lla_context_query(const lla_context* context, lla_context_key key, vo
   LLA_REQUIRE(size);
   const Context& known = *unwrap(context);
   switch (key) {
-    case LLA_CONTEXT_BACKEND_NAME: return answer_text(known.backend->name, value, size, __func__, error);
-    case LLA_CONTEXT_ISA_NAME: return answer_text(known.backend->isa, value, size, __func__, error);
-    case LLA_CONTEXT_THREADS: return answer_number<int32_t>(known.threads(), value, size, __func__, error);
-    case LLA_CONTEXT_DETERMINISM: return answer_number<int32_t>(known.determinism, value, size, __func__, error);
-    case LLA_CONTEXT_FALLBACK_REASON: return answer_text(known.fallback_reason, value, size, __func__, error);
+    case LLA_CONTEXT_BACKEND_NAME:
+      return answer_text(known.backend->name, value, size, __func__, error);
+    case LLA_CONTEXT_ISA_NAME:
+      return answer_text(known.backend->isa, value, size, __func__, error);
+    case LLA_CONTEXT_THREADS:
+      return answer_number<int32_t>(known.threads(), value, size, __func__, error);
+    case LLA_CONTEXT_DETERMINISM:
+      return answer_number<int32_t>(known.determinism, value, size, __func__, error);
+    case LLA_CONTEXT_FALLBACK_REASON:
+      return answer_text(known.fallback_reason, value, size, __func__, error);
     case LLA_CONTEXT_DEVICE_NAME: {
       char name[kCpuNameBytes];
       read_cpu_name(name);
       return answer_text(name, value, size, __func__, error);
     }
-    default: return fail(error, LLA_INVALID_ARGUMENT, "%s: key %d is unknown", __func__, static_cast<int>(key));
+    default:
+      return fail(error, LLA_INVALID_ARGUMENT, "%s: key %d is unknown", __func__, static_cast<int>(key));
   }
 }
 
@@ -110,7 +116,8 @@ lla_status lla_backend_available(lla_backend backend, char* reason, size_t capac
   switch (backend) {
     case LLA_BACKEND_AUTO:
     case LLA_BACKEND_CPU:
-    case LLA_BACKEND_REFERENCE: break;
+    case LLA_BACKEND_REFERENCE:
+      break;
     case LLA_BACKEND_CUDA:
       status = LLA_BACKEND_MISSING;
       text = "the CUDA plugin is not installed";

@@ -99,7 +99,7 @@ inline lla_status check_layer_index(int64_t layers, int64_t index, const char* f
 }  // namespace lla::capi
 
 // Refuses a null argument of the calling entry, which has a parameter `error`.
-#define LLA_REQUIRE(argument) \
-  do {                        \
+#define LLA_REQUIRE(argument)                                                      \
+  do {                                                                             \
     if (!(argument)) return ::lla::capi::null_pointer(error, __func__, #argument); \
   } while (0)

@@ -115,14 +115,27 @@ lla_status lla_layer_query(const lla_layer* layer, lla_layer_key key, int64_t in
                 static_cast<long long>(index));
   int64_t number = 0;
   switch (key) {
-    case LLA_LAYER_STEP_COUNT: number = step_count(known, LLA_PASS_FORWARD); break;
-    case LLA_LAYER_STEP_KERNEL: return answer_kernel(known, LLA_PASS_FORWARD, index, value, size, __func__, error);
-    case LLA_LAYER_BACKWARD_STEP_COUNT: number = step_count(known, LLA_PASS_BACKWARD); break;
-    case LLA_LAYER_BACKWARD_STEP_KERNEL: return answer_kernel(known, LLA_PASS_BACKWARD, index, value, size, __func__, error);
-    case LLA_LAYER_INTERMEDIATE_BYTES: number = intermediate_bytes_per_row(known); break;
-    case LLA_LAYER_LEVELS: number = known.description.levels; break;
-    case LLA_LAYER_MAX_LENGTH: number = max_length(known); break;
-    default: return fail(error, LLA_INVALID_ARGUMENT, "%s: key %d is unknown", __func__, static_cast<int>(key));
+    case LLA_LAYER_STEP_COUNT:
+      number = step_count(known, LLA_PASS_FORWARD);
+      break;
+    case LLA_LAYER_STEP_KERNEL:
+      return answer_kernel(known, LLA_PASS_FORWARD, index, value, size, __func__, error);
+    case LLA_LAYER_BACKWARD_STEP_COUNT:
+      number = step_count(known, LLA_PASS_BACKWARD);
+      break;
+    case LLA_LAYER_BACKWARD_STEP_KERNEL:
+      return answer_kernel(known, LLA_PASS_BACKWARD, index, value, size, __func__, error);
+    case LLA_LAYER_INTERMEDIATE_BYTES:
+      number = intermediate_bytes_per_row(known);
+      break;
+    case LLA_LAYER_LEVELS:
+      number = known.description.levels;
+      break;
+    case LLA_LAYER_MAX_LENGTH:
+      number = max_length(known);
+      break;
+    default:
+      return fail(error, LLA_INVALID_ARGUMENT, "%s: key %d is unknown", __func__, static_cast<int>(key));
   }
   return answer_number<int64_t>(number, value, size, __func__, error);
 }
@@ -206,7 +219,5 @@ int64_t lla_tasks_count(const lla_tasks* tasks, int64_t phase) {
 }
 
 void lla_tasks_run(lla_tasks* tasks, int64_t phase, int64_t task, int32_t thread) {
-  if (task < 0 || task >= lla_tasks_count(tasks, phase)) return;
-  if (thread < 0 || thread >= unwrap(tasks)->threads) return;
-  run_task(unwrap(tasks), phase, task, thread);
+  if (tasks) run_task(unwrap(tasks), phase, task, thread);  // does nothing for numbers that are out of range
 }

@@ -21,8 +21,7 @@ class Group {
     if (count < 1 || count > kMostLayers)
       return fail(error, LLA_INVALID_ARGUMENT, "%s: layer_count is %lld", function, static_cast<long long>(count));
     for (int64_t i = 0; i < count; ++i) {
-      if (!layers[i])
-        return fail(error, LLA_NULL_POINTER, "%s: layers[%lld] is NULL", function, static_cast<long long>(i));
+      if (!layers[i]) return fail(error, LLA_NULL_POINTER, "%s: layers[%lld] is NULL", function, static_cast<long long>(i));
       const Layer& layer = *unwrap(layers[i]);
       if (i == 0) context_ = layer.context;
       if (layer.context != context_)

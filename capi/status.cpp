@@ -10,12 +10,14 @@ struct Entry {
   const char* message;
 };
 
-#define LLA_ENTRY(status, message) {status, #status, message}
+#define LLA_ENTRY(status, message) \
+  { status, #status, message }
 constexpr Entry kEntries[] = {
     LLA_ENTRY(LLA_OK, "Success."),
     LLA_ENTRY(LLA_INVALID_ARGUMENT, "A value is outside its domain."),
     LLA_ENTRY(LLA_NULL_POINTER, "A pointer that must not be NULL is NULL."),
-    LLA_ENTRY(LLA_STRUCT_VERSION, "A struct is smaller than its first version, or sets fields that this version does not know."),
+    LLA_ENTRY(LLA_STRUCT_VERSION,
+              "A struct is smaller than its first version, or sets fields that this version does not know."),
     LLA_ENTRY(LLA_SHAPE_MISMATCH, "The rank, a dimension or a stride of a tensor does not fit."),
     LLA_ENTRY(LLA_DTYPE_MISMATCH, "The element type of a tensor is not accepted here."),
     LLA_ENTRY(LLA_MISALIGNED, "A pointer or a stride breaks an alignment rule."),

@@ -19,9 +19,9 @@ constexpr size_t kLargestStruct = 4096;
 template <class T>
 inline constexpr size_t kFirstSize = 0;
 
-#define LLA_FIRST_SIZE(type, last)                                                                       \
-  template <>                                                                                            \
-  inline constexpr size_t kFirstSize<type> =                                                             \
+#define LLA_FIRST_SIZE(type, last)           \
+  template <>                                \
+  inline constexpr size_t kFirstSize<type> = \
       (offsetof(type, last) + sizeof(type::last) + alignof(type) - 1) / alignof(type) * alignof(type)
 
 LLA_FIRST_SIZE(lla_allocator, user);
@@ -52,8 +52,8 @@ lla_status read_struct(const T* given, const char* function, const char* name, T
     return fail(error, LLA_STRUCT_VERSION, "%s: %s.struct_size is %zu, more than any version has", function, name, size);
   for (size_t i = sizeof(T); i < size; ++i) {
     if (bytes[i] != 0)
-      return fail(error, LLA_STRUCT_VERSION, "%s: %s sets a field (byte %zu) that this version does not know", function, name,
-                  i);
+      return fail(error, LLA_STRUCT_VERSION, "%s: %s sets a field (byte %zu) that this version does not know", function,
+                  name, i);
   }
   std::memset(static_cast<void*>(known), 0, sizeof(T));
   std::memcpy(static_cast<void*>(known), bytes, size < sizeof(T) ? size : sizeof(T));

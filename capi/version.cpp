@@ -34,7 +34,7 @@ namespace {
 #endif
 
 constexpr const char* kOptions[] = {
-    "version=" LLA_VERSION_STRING, "source=" LLA_SOURCE_ID, "compiler=" LLA_COMPILER,  "architecture=" LLA_ARCHITECTURE,
+    "version=" LLA_VERSION_STRING, "source=" LLA_SOURCE_ID,    "compiler=" LLA_COMPILER, "architecture=" LLA_ARCHITECTURE,
     "targets=" LLA_TARGETS,        "optimized=" LLA_OPTIMIZED, "backends=cpu,reference",
 };
 constexpr int64_t kOptionCount = static_cast<int64_t>(sizeof kOptions / sizeof kOptions[0]);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The caller's memory and threads: an allocator that counts, a team of threads behind the hook, and the same team running the
- * tasks of a call itself. All three ways give the same bits, and a call allocates nothing. */
+/* The caller's memory and threads: an allocator that counts, a team of threads behind the hook, and the same team running
+ * the tasks of a call itself. All three ways give the same bits, and a call allocates nothing. */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign(), barriers */
 #include <lla/lla.h>
 #include <pthread.h>
@@ -11,9 +11,10 @@
 enum { THREADS = 3, ROWS = 300, HEADS = 6, DIM = 32 };
 
 static lla_error error = LLA_ERROR_INIT;
-
 static void check(lla_status status) {
-  if (status != LLA_OK) fprintf(stderr, "%s: %s\n", lla_status_name(status), error.text), exit(1);
+  if (status == LLA_OK) return;
+  fprintf(stderr, "%s: %s\n", lla_status_name(status), error.text);
+  exit(1);
 }
 
 /* Memory: aligned blocks, counted. */
@@ -25,8 +26,7 @@ static void *take(size_t bytes, size_t alignment, void *user) {
   meter *m = (meter *)user;
   void *memory = NULL;
   if (posix_memalign(&memory, alignment, bytes)) return NULL;
-  ++m->allocations;
-  ++m->live;
+  ++m->allocations, ++m->live;
   return memory;
 }
 
@@ -50,38 +50,30 @@ static void *run_share(void *argument) {
   for (i = s->thread; i < s->count; i += THREADS) s->task(i, s->thread, s->argument);
   return NULL;
 }
-
 /* The hook. A real engine would wake threads that wait instead of starting them. */
 static int32_t run(int64_t count, lla_task task, void *argument, void *user) {
   share shares[THREADS];
   pthread_t threads[THREADS];
-  int32_t i, started, failed = 0;
+  int32_t i;
   ++*(long *)user;
   for (i = THREADS - 1; i >= 0; --i) {
     const share s = {count, task, argument, i};
     shares[i] = s;
+    if (i > 0 && pthread_create(&threads[i], NULL, run_share, &shares[i])) exit(1);
   }
-  for (started = 1; started < THREADS && !failed; started += !failed)
-    failed = pthread_create(&threads[started], NULL, run_share, &shares[started]);
-  if (!failed) run_share(&shares[0]);
-  for (i = 1; i < started; ++i) pthread_join(threads[i], NULL);
-  return failed; /* not 0: some tasks did not run, and the call fails */
+  run_share(&shares[0]);
+  for (i = 1; i < THREADS; ++i) pthread_join(threads[i], NULL);
+  return 0; /* another value says that some tasks did not run, and the call fails */
 }
 
 /* An engine whose threads are already inside an operation runs the tasks itself, with a barrier between two phases. */
-typedef struct engine {
-  lla_tasks *tasks;
-  pthread_barrier_t barrier;
-} engine;
-
-static void take_part(int64_t thread, int32_t unused, void *argument) {
-  engine *e = (engine *)argument;
+static pthread_barrier_t barrier;
+static void take_part(int64_t member, int32_t thread, void *argument) {
+  lla_tasks *tasks = (lla_tasks *)argument;
   int64_t phase, task;
-  (void)unused;
-  for (phase = 0; phase < lla_tasks_phases(e->tasks); ++phase) {
-    for (task = thread; task < lla_tasks_count(e->tasks, phase); task += THREADS)
-      lla_tasks_run(e->tasks, phase, task, (int32_t)thread);
-    pthread_barrier_wait(&e->barrier);
+  for (phase = 0; phase < lla_tasks_phases(tasks); ++phase) {
+    for (task = member; task < lla_tasks_count(tasks, phase); task += THREADS) lla_tasks_run(tasks, phase, task, thread);
+    pthread_barrier_wait(&barrier);
   }
 }
 
@@ -104,7 +96,9 @@ static void attend(int way, meter *memory, long *hook_calls) {
   lla_batch *batch;
   void *batch_memory, *workspace;
   size_t batch_bytes, workspace_bytes, alignment;
-  long before;
+  long before, unused = 0;
+  lla_tasks *tasks;
+
   options.allocator = &allocator;
   if (way > 0) options.parallel = &parallel;
   check(lla_context_create(&options, &context, &error));
@@ -121,8 +115,7 @@ static void attend(int way, meter *memory, long *hook_calls) {
   check(lla_layer_workspace(layer, &limits, LLA_PASS_FORWARD, &workspace_bytes, &alignment, &error));
   workspace = take(workspace_bytes, alignment, memory);
   before = memory->allocations;
-  rows.sequences = 1;
-  rows.rows_per_sequence = ROWS;
+  rows.sequences = 1, rows.rows_per_sequence = ROWS;
   check(lla_batch_plan(batch, NULL, &rows, NULL, &error)); /* no state: the sequence starts empty */
   arguments.batch = batch;
   arguments.io = io;
@@ -132,11 +125,9 @@ static void attend(int way, meter *memory, long *hook_calls) {
   if (way < 2) {
     check(lla_layer_forward(layer, &arguments, &error));
   } else {
-    engine e;
-    long team = 0;
-    check(lla_layer_forward_tasks(layer, &arguments, &e.tasks, &error));
-    if (pthread_barrier_init(&e.barrier, NULL, THREADS) || run(THREADS, take_part, &e, &team)) exit(1);
-    pthread_barrier_destroy(&e.barrier);
+    check(lla_layer_forward_tasks(layer, &arguments, &tasks, &error));
+    if (pthread_barrier_init(&barrier, NULL, THREADS) || run(THREADS, take_part, tasks, &unused)) exit(1);
+    pthread_barrier_destroy(&barrier);
   }
   if (memory->allocations != before) exit(1);
   give_back(workspace, workspace_bytes, alignment, memory);

@@ -14,7 +14,9 @@ static float lambda[TOTAL][HEADS][LEVELS], streamed[TOTAL][HEADS][VALUE], at_onc
 static lla_error error = LLA_ERROR_INIT;
 
 static void check(lla_status status) {
-  if (status != LLA_OK) fprintf(stderr, "%s: %s\n", lla_status_name(status), error.text), exit(1);
+  if (status == LLA_OK) return;
+  fprintf(stderr, "%s: %s\n", lla_status_name(status), error.text);
+  exit(1);
 }
 
 static float noise(void) { return (float)rand() / (float)RAND_MAX - 0.5f; }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A server's step: one batch for two layers that mixes a prefill, a decoded token and an idle place (slot -1), with memory that is
- * asked for once. Prints what each step did and compares with every sequence alone. */
+/* A server's step: one batch for two layers that mixes a prefill, a decoded token and an idle place (slot -1), with memory
+ * that is asked for once. Prints what each step did and compares with every sequence alone. */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign() */
 #include <lla/lla.h>
 #include <math.h>
@@ -13,7 +13,9 @@ enum { LAYERS = 2, HEADS = 4, DIM = 16, PLACES = 3, MAX_ROWS = 128, LENGTH = 102
 static lla_error error = LLA_ERROR_INIT;
 
 static void check(lla_status status) {
-  if (status != LLA_OK) fprintf(stderr, "%s: %s\n", lla_status_name(status), error.text), exit(1);
+  if (status == LLA_OK) return;
+  fprintf(stderr, "%s: %s\n", lla_status_name(status), error.text);
+  exit(1);
 }
 
 /* Everything that steps need; nothing is allocated after it is set up. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Histories: a prompt is saved to a file and loaded again, forked, extended by a draft of which a part is accepted, and rolled
+/* Histories: a prompt is saved to a file and loaded, forked, extended by a draft of which a part is accepted, and rolled
  * back. Every way of getting to a position gives the same state, bit by bit. */
 #define _POSIX_C_SOURCE 200112L /* posix_memalign() */
 #include <lla/lla.h>
@@ -13,17 +13,19 @@ enum { kPrompt, kLoaded, kFork, kPlain, SLOTS };
 static lla_error error = LLA_ERROR_INIT;
 
 static void check(lla_status status) {
-  if (status != LLA_OK) fprintf(stderr, "%s: %s\n", lla_status_name(status), error.text), exit(1);
+  if (status == LLA_OK) return;
+  fprintf(stderr, "%s: %s\n", lla_status_name(status), error.text);
+  exit(1);
 }
 
 static void require(int condition, const char *what) {
-  if (printf("%-60s %s\n", what, condition ? "ok" : "NO"), !condition) exit(1);
+  printf("%-60s %s\n", what, condition ? "ok" : "NO");
+  if (!condition) exit(1);
 }
-
 static lla_context *context;
 static lla_layer *layer;
 static lla_state *state;
-static float q[MAX_ROWS][HEADS][DIM], y[MAX_ROWS][HEADS][DIM], gate[MAX_ROWS][HEADS], beta[MAX_ROWS][HEADS];
+static float q[MAX_ROWS][HEADS][DIM], y[MAX_ROWS][HEADS][DIM], gate[MAX_ROWS][HEADS];
 
 static lla_index index_of(const int64_t *data) {
   const lla_index index = {data, LLA_I64, LLA_HOST};
@@ -38,7 +40,6 @@ static void append(int64_t slot, int64_t count, int64_t accepted) {
   const lla_tensor tokens = lla_tensor_of(q, LLA_F32, count, HEADS, DIM, -1);
   const lla_binding io[] = {lla_bind(LLA_Q, tokens), lla_bind(LLA_K, tokens), lla_bind(LLA_V, tokens),
                             lla_bind(LLA_GATE, lla_tensor_of(gate, LLA_F32, count, HEADS, -1, -1)),
-                            lla_bind(LLA_WRITE, lla_tensor_of(beta, LLA_F32, count, HEADS, -1, -1)),
                             lla_bind(LLA_Y, lla_tensor_of(y, LLA_F32, count, HEADS, DIM, -1))};
   lla_batch *batch;
   void *memory, *workspace;
@@ -49,7 +50,7 @@ static void append(int64_t slot, int64_t count, int64_t accepted) {
   for (r = 0; r < count; ++r) {
     const int64_t token = r < accepted ? position + r : 999;
     for (i = 0; i < HEADS * DIM; ++i) (&q[r][0][0])[i] = (float)((token * 31 + i * 17) % 101) / 250.0f - 0.2f;
-    for (i = 0; i < HEADS; ++i) gate[r][i] = -0.02f, beta[r][i] = 0.7f;
+    for (i = 0; i < HEADS; ++i) gate[r][i] = -0.02f;
   }
   limits.max_sequences = 1;
   limits.max_rows = count;
@@ -70,8 +71,7 @@ static void append(int64_t slot, int64_t count, int64_t accepted) {
   arguments.workspace_bytes = bytes;
   check(lla_layer_forward(layer, &arguments, &error));
   check(lla_state_commit(state, batch, index_of(&accepted), NULL, &error));
-  free(memory);
-  free(workspace);
+  free(memory), free(workspace);
 }
 
 /* The exported bytes of a slot. */
@@ -116,11 +116,10 @@ int main(void) {
   lla_layer_desc description = LLA_LAYER_DESC_INIT;
   lla_state_desc slots = LLA_STATE_DESC_INIT;
   const int64_t from = kPrompt, to = kFork;
-  int64_t lowest, i;
+  int64_t i;
   check(lla_context_create(NULL, &context, &error));
   description.kind = LLA_LAYER_MIXER;
-  description.mixer = LLA_DELTA_RULE;
-  description.write_form = LLA_WRITE_READY;
+  description.mixer = LLA_SCALAR_GATE;
   description.heads = HEADS;
   description.key_dim = description.value_dim = DIM;
   check(lla_layer_create(context, &description, &layer, &error));
@@ -141,8 +140,7 @@ int main(void) {
 
   check(lla_state_truncate(state, kFork, PROMPT, &error));
   require(same(kPrompt, kFork), "rolled back, the fork is the same as its origin");
-  check(lla_state_min_length(state, kFork, &lowest, &error));
-  require(lla_state_truncate(state, kFork, lowest - 1, NULL) == LLA_ROLLBACK_LIMIT, "farther back is refused");
+  require(lla_state_truncate(state, kFork, 127, NULL) == LLA_ROLLBACK_LIMIT, "behind the chunk that began at 128: refused");
 
   lla_state_release(state);
   lla_layer_release(layer);

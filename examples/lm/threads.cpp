@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A pool in which every worker takes part in every job and takes the next task until none is left.
+// A pool in which whoever is awake takes the next task: a job does not wait for a worker that the system has not scheduled.
 #include "threads.h"
 
 #include <algorithm>
@@ -11,28 +11,29 @@ Threads::Threads(int32_t count) {
 }
 
 Threads::~Threads() {
-  stop_ = true;
-  round_.fetch_add(1, std::memory_order_release);
+  stop_.store(true);
+  round_.fetch_add(1);
   round_.notify_all();
   for (std::thread& worker : workers_) worker.join();
 }
 
 void Threads::work(int32_t thread) {
-  uint32_t seen = 0;
-  while (true) {
-    round_.wait(seen, std::memory_order_acquire);
-    seen = round_.load(std::memory_order_acquire);
-    if (stop_) return;
+  while (!stop_.load()) {
+    const uint32_t seen = round_.load();
     take_tasks(thread);
-    if (busy_.fetch_sub(1, std::memory_order_acq_rel) == 1) busy_.notify_one();
+    round_.wait(seen);  // returns at once if there has been a job since
   }
 }
 
 void Threads::take_tasks(int32_t thread) {
   while (true) {
-    const int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
-    if (i >= tasks_) return;
-    task_(i, thread, argument_);
+    uint64_t ticket = ticket_.load(std::memory_order_acquire);
+    const auto left = static_cast<uint32_t>(ticket);
+    if (left == 0) return;
+    if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel)) continue;
+    const uint32_t count = count_;
+    task_(first_ + (count - left), thread, argument_);
+    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) done_.notify_one();
   }
 }
 
@@ -41,16 +42,25 @@ void Threads::run(int64_t count, lla_task task, void* argument) {
     for (int64_t i = 0; i < count; ++i) task(i, 0, argument);
     return;
   }
-  tasks_ = count;
+  constexpr int64_t kMost = 1 << 30;
+  for (int64_t first = 0; first < count; first += kMost) {
+    run_job(first, static_cast<uint32_t>(std::min(kMost, count - first)), task, argument);
+  }
+}
+
+void Threads::run_job(int64_t first, uint32_t count, lla_task task, void* argument) {
+  first_ = first;
+  count_ = count;
   task_ = task;
   argument_ = argument;
-  next_.store(0, std::memory_order_relaxed);
-  busy_.store(static_cast<int32_t>(workers_.size()), std::memory_order_relaxed);
-  round_.fetch_add(1, std::memory_order_release);
+  done_.store(0, std::memory_order_relaxed);
+  const uint64_t job = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
+  ticket_.store((job << 32) | count, std::memory_order_release);
+  round_.fetch_add(1);
   round_.notify_all();
   take_tasks(0);
-  for (int32_t left = busy_.load(std::memory_order_acquire); left != 0; left = busy_.load(std::memory_order_acquire)) {
-    busy_.wait(left, std::memory_order_acquire);
+  for (uint32_t done = done_.load(std::memory_order_acquire); done != count; done = done_.load(std::memory_order_acquire)) {
+    done_.wait(done, std::memory_order_acquire);
   }
 }
 

@@ -28,17 +28,21 @@ class Threads {
 
  private:
   void run(int64_t count, lla_task task, void* argument);
+  void run_job(int64_t first, uint32_t count, lla_task task, void* argument);
   void work(int32_t thread);
   void take_tasks(int32_t thread);
 
   std::vector<std::thread> workers_;
-  std::atomic<uint32_t> round_{0};  // grows with each job; the workers sleep on it
-  std::atomic<int32_t> busy_{0};    // workers that have not finished the job yet
-  std::atomic<int64_t> next_{0};
-  int64_t tasks_ = 0;
+  // Number of the job in the upper half, tasks that nobody has taken yet in the lower. Taking a task is one exchange that
+  // fails if the job has changed; the fields below cannot change while a taken task is not done.
+  std::atomic<uint64_t> ticket_{0};
+  std::atomic<uint32_t> done_{0};
+  std::atomic<uint32_t> round_{0};  // what sleeping workers watch
+  std::atomic<bool> stop_{false};
+  int64_t first_ = 0;
+  uint32_t count_ = 0;
   lla_task task_ = nullptr;
   void* argument_ = nullptr;
-  bool stop_ = false;
 };
 
 }  // namespace lm

@@ -437,7 +437,7 @@ void BatchPlanner::plan_own_rows(const Sequence& sequence, SequenceRecord* recor
   if (in_place) {
     places.conv_first = jumps ? end - kept : position;
     places.conv_ring = history.conv_origin;
-    places.conv_low = jumps ? end - kept : position - history.conv_rows;
+    places.conv_low = position - history.conv_rows;  // no more of it counts than commit finds needed
     conv->first = places.conv_first;
   } else {
     places.conv_low = draft ? position - std::min<int64_t>(history.conv_rows, plan.conv_needed(position)) : end - kept;

@@ -317,7 +317,7 @@ lla_status State::fork(IndexArray sources, IndexArray targets, int64_t count, ll
 
 int64_t State::min_length(int64_t slot) const {
   const SlotImage& image = records_[slot].image;
-  int64_t lowest = std::max(image.start, plan_.chunk_start(image.position));
+  int64_t lowest = std::max({image.start, image.floor, plan_.chunk_start(image.position)});
   // The convolution must still find its inputs, or all that there ever were.
   const bool holds_all = image.conv_rows >= image.position - image.start;
   if (plan_.conv_capacity && !holds_all) lowest = std::max(lowest, image.position - (image.conv_rows - plan_.conv_reach));

@@ -230,6 +230,8 @@ lla_status State::write(int64_t slot, int64_t layer, lla_state_part part, int64_
     if (node < 0) return fail(error, LLA_NO_BLOCKS, "the state's %lld node blocks are all in use", ll(plan_.node_blocks));
   } else if (box.dims[0] > 0) {
     extend_back(&image, std::max<int64_t>(0, part == LLA_PART_CONV ? image.position - plan_.conv_reach : box.first));
+    // Nobody knows the inputs before those W - 1, which earlier positions would ask for.
+    if (part == LLA_PART_CONV) image.floor = image.position;
   }
   visit_elements(
       box, tensor, [&](int64_t i, int64_t j) { return locate(plan_, memory, image, box, node, i, j); },

@@ -131,6 +131,7 @@ lla_status State::pack(int64_t slot, void* buffer, size_t bytes, lla_error* erro
   put(data + kGrainAt, static_cast<uint64_t>(plan_.grain), 8);
   put(data + kConvRowsAt, static_cast<uint64_t>(image.conv_rows), 8);
   put(data + kNodesAt, node_bits(image), 8);
+  put(data + kFloorAt, static_cast<uint64_t>(image.floor), 8);
   char* at = data + kHeaderBytes;
   for (int64_t i = 0; i < plan_.layers; ++i, at += kLayerBytes) describe_layer(plan_, histories_[i], memory_[i], at);
   for (int64_t i = 0; i < plan_.layers; ++i) {
@@ -204,9 +205,11 @@ lla_status State::unpack(int64_t slot, const void* buffer, size_t bytes, lla_err
   SlotRecord& record = records_[slot];
   SlotImage image = empty_image(get_signed(data + kPositionAt), record.image.tail);
   image.start = get_signed(data + kStartAt);
+  image.floor = get_signed(data + kFloorAt);
   const int64_t conv_rows = get_signed(data + kConvRowsAt);
   const uint64_t nodes = get(data + kNodesAt, 8);
-  if (image.position < 0 || image.start < 0 || image.start > image.position)
+  if (image.position < 0 || image.start < 0 || image.start > image.position || image.floor < 0 ||
+      image.floor > image.position)
     return fail(error, LLA_DATA_CORRUPT, "buffer: the image's position is damaged");
   if (image.position > plan_.max_length)
     return fail(error, LLA_LEVELS_EXCEEDED, "buffer: position %lld is beyond the state's max_length %lld", ll(image.position),

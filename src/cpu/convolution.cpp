@@ -25,8 +25,8 @@ bool accepts(const void* problem) {
   return narrow_types(p.x, p.y, p.weight, p.bias, p.dy, p.dx, p.dweight, p.dbias);
 }
 
-// Element of channel 0 of the block for the row `back` >= 1 rows before the image's position; null if the image does not hold
-// it. Other channels follow `capacity` elements apart.
+// Element of channel 0 of the block for the row `back` >= 1 rows before the image's position; null if the image does not
+// hold it. Other channels follow `capacity` elements apart.
 char* ring_row(const Block& block, const SlotMemory& memory, const SlotImage& image, int64_t back) {
   if (image.tail < 0 || !memory.convs.base || back > image.conv_rows || image.position - back < image.start) return nullptr;
   const int64_t capacity = memory.conv_layout.capacity;

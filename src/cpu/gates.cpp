@@ -140,8 +140,8 @@ struct ForwardDriver {
   }
 };
 
-// Phase 0: gradients of the inputs, and per task the sums of the weights' gradients over its rows. Phase 1: the sums of these
-// sums, in order of the rows.
+// Phase 0: gradients of the inputs, and per task the sums of the weights' gradients over its rows. Phase 1: the sums of
+// these sums, in order of the rows.
 struct BackwardDriver {
   static constexpr Op kOp = Op::GatesBackward;
   static constexpr const char* kNames[] = LLA_CPU_KERNEL_NAMES("cpu.gates.backward");
@@ -196,7 +196,9 @@ struct BackwardDriver {
     if (p.dgate_out.present()) load_row(simd, p.dgate_out, b, row, p.heads, 1, a.dgate);
     if (uses_step(p)) {
       fill(a.dwrite, p.heads, 0);
-      if (p.write_form == LLA_WRITE_STEP && p.dwrite_out.present()) load_row(simd, p.dwrite_out, b, row, p.heads, 1, a.dwrite);
+      if (p.write_form == LLA_WRITE_STEP && p.dwrite_out.present()) {
+        load_row(simd, p.dwrite_out, b, row, p.heads, 1, a.dwrite);
+      }
       a.free_step(simd, p, b, row);
       simd.sigmoid(a.slope, a.raw, p.heads);
       const float low = static_cast<float>(p.dt_min), high = static_cast<float>(p.dt_max);
@@ -276,7 +278,8 @@ struct BackwardDriver {
     if (p.dlambda.present()) store_row(simd, p.dlambda, b, row, p.heads, p.levels, a.dlambda);
   }
 
-  static void run(const Simd& simd, const void* problem, const Limits&, const Scratch& scratch, int32_t phase, int64_t task) {
+  static void run(const Simd& simd, const void* problem, const Limits&, const Scratch& scratch, int32_t phase,
+                  int64_t task) {
     const Gates& p = *static_cast<const Gates*>(problem);
     if (phase == 1) return reduce(simd, p, scratch);
     Carver carver(scratch.thread);

@@ -121,8 +121,8 @@ bool accepts_norm(const void* problem) {
   return narrow_types(p.x, p.skip, p.z, p.y, p.dy, p.dx, p.dskip, p.dz, p.d, p.weight, p.dd, p.dweight);
 }
 
-// One row: y = a * r * weight * after; a is what enters the norm, r = 1 / root mean square of a group, after = the gate if it
-// comes last, else 1.
+// One row: y = a * r * weight * after; a is what enters the norm, r = 1 / root mean square of a group, after = the gate if
+// it comes last, else 1.
 struct NormArrays {
   float *d, *weight;                 // [width], repeated over heads or groups
   float *u, *skip, *z, *gate, *a;    // [width]
@@ -289,7 +289,8 @@ struct NormBackwardDriver {
     }
   }
 
-  static void run(const Simd& simd, const void* problem, const Limits&, const Scratch& scratch, int32_t phase, int64_t task) {
+  static void run(const Simd& simd, const void* problem, const Limits&, const Scratch& scratch, int32_t phase,
+                  int64_t task) {
     const GatedNorm& p = *static_cast<const GatedNorm*>(problem);
     if (phase == 1) return reduce(simd, p, scratch);
     Carver carver(scratch.thread);

@@ -234,6 +234,8 @@ struct BackwardDriver {
 
 }  // namespace
 
-const Kernel* projection_kernels(int isa, int64_t* count) { return DriverTable<ForwardDriver, BackwardDriver>::of(isa, count); }
+const Kernel* projection_kernels(int isa, int64_t* count) {
+  return DriverTable<ForwardDriver, BackwardDriver>::of(isa, count);
+}
 
 }  // namespace lla::cpu

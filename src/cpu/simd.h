@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The SIMD operations of the CPU backend, one table per instruction set. Everything above them is plain C++ that takes a table.
+// The SIMD operations of the CPU backend, one table per instruction set. Everything above them is plain C++ that takes a
+// table.
 //
 // Order of sums is fixed and part of the contract: the bits of one output element depend on the operands and the instruction
 // set, never on m, n, the tile that it falls into, or the thread.
@@ -9,8 +10,8 @@
 
 namespace lla::cpu {
 
-// dot_product sums k in blocks of this length, so a caller may cut k there (with `accumulate` from the second cut on) and gets
-// the same bits. outer_product may be cut anywhere.
+// dot_product sums k in blocks of this length, so a caller may cut k there (with `accumulate` from the second cut on) and
+// gets the same bits. outer_product may be cut anywhere.
 constexpr int64_t kDotDepth = 768;
 
 struct Simd {

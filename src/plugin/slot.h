@@ -96,6 +96,7 @@ struct SlotMemory {
 struct SlotImage {
   int64_t position = 0;
   int64_t start = 0;         // everything before is zero
+  int64_t floor = 0;         // the slot is not to be taken back below this position (kernels do not look at it)
   int32_t tail = -1;         // block id of tail and conv; -1 = there is no history at all
   int32_t tail_origin = 0;   // ring index of the first row of the position's own chunk
   int32_t conv_origin = 0;   // ring index of the next row

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the library needs and does without being asked: its dynamic section, its start-up code, and what its own objects refer
-to. Nothing in lla prints, exits, aborts, throws, or runs at load time."""
+"""What the library needs and does without being asked: its dynamic section, its start-up code, and what its own objects
+refer to. Nothing in lla prints, exits, aborts, throws, or runs at load time."""
 import argparse
 import re
 import subprocess

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A shared library with nothing of its own in it but the question which CPU this is, which the compiler's run-time answers (and
-// prepares at load time). What start-up code it has is the tool chain's; objects.py allows that and no more.
+// A shared library with nothing of its own in it but the question which CPU this is, which the compiler's run-time answers
+// (and prepares at load time). What start-up code it has is the tool chain's; objects.py allows that and no more.
 extern "C" int lla_plain_library(void);
 
 int lla_plain_library(void) {

@@ -364,6 +364,7 @@ int run(int argc, char** argv) {
               counts.flops * 1e-9, flop_rate * 1e-9, 100 * flop_rate / product_peak, product_peak * 1e-9);
   std::printf("memory     %.3f MB at least, %.2f GB/s, %.0f %% of the %.1f GB/s of a read loop\n", counts.bytes * 1e-6, byte_rate * 1e-9,
               100 * byte_rate / memory_peak, memory_peak * 1e-9);
+  if (byte_rate > memory_peak) std::printf("           (more than 100 %%: the working set stayed in the caches between runs)\n");
   if (a.given("json")) {
     const nlohmann::json j = {
         {"mixer", mixer}, {"linear", h.linear}, {"pass", s.pass}, {"batch", h.batch}, {"tokens", h.tokens}, {"position", s.position},

@@ -28,8 +28,7 @@ static void limits_and_memory(void **unused) {
   }
   limits.max_rows = limits.max_sequences = (int64_t)1 << 60;
   FAILS(LLA_SIZE_OVERFLOW, "", lla_batch_size(v.r.context, &limits, &bytes, NULL, &error));
-  FAILS(LLA_SIZE_OVERFLOW, "",
-        lla_layer_workspace(v.r.layer[0].layer, &limits, LLA_PASS_FORWARD, &bytes, NULL, &error));
+  FAILS(LLA_SIZE_OVERFLOW, "", lla_layer_workspace(v.r.layer[0].layer, &limits, LLA_PASS_FORWARD, &bytes, NULL, &error));
   CHECK(bytes == 4242);
   limits.max_rows = 7;
   limits.max_sequences = 2;
@@ -151,12 +150,12 @@ static void rows_that_do_not_fit(void **unused) {
   rows.rows_per_sequence = INT64_MAX;
   refused(&v, &rows, LLA_INVALID_ARGUMENT, "rows_per_sequence");
 
-#define BAD_ENTRY(array, at, value, status, word)            \
-  do {                                                       \
-    const int64_t kept = array[at];                          \
-    array[at] = (value);                                     \
-    refused(&v, &good, status, word);                        \
-    array[at] = kept;                                        \
+#define BAD_ENTRY(array, at, value, status, word) \
+  do {                                            \
+    const int64_t kept = array[at];               \
+    array[at] = (value);                          \
+    refused(&v, &good, status, word);             \
+    array[at] = kept;                             \
   } while (0)
   BAD_ENTRY(offsets, 0, -1, LLA_INVALID_ARGUMENT, "offsets[0]");
   BAD_ENTRY(offsets, 1, 9, LLA_INVALID_ARGUMENT, "offsets[2]");
@@ -201,12 +200,12 @@ static void rows_that_do_not_fit(void **unused) {
   rows.snapshot_slots = index64(snapshot_slots);
   OK(lla_batch_plan(v.r.batch, v.r.state, &rows, NULL, &error));
   lla_batch_discard(v.r.batch);
-#define BAD_SNAPSHOT(array, value, status, word)             \
-  do {                                                       \
-    static const int64_t bad[1] = {value};                   \
-    lla_rows changed = rows;                                 \
-    changed.array = index64(bad);                            \
-    refused(&v, &changed, status, word);                     \
+#define BAD_SNAPSHOT(array, value, status, word) \
+  do {                                           \
+    static const int64_t bad[1] = {value};       \
+    lla_rows changed = rows;                     \
+    changed.array = index64(bad);                \
+    refused(&v, &changed, status, word);         \
   } while (0)
   BAD_SNAPSHOT(snapshot_sequences, -1, LLA_INVALID_ARGUMENT, "snapshot_sequences[0]");
   BAD_SNAPSHOT(snapshot_sequences, 3, LLA_INVALID_ARGUMENT, "snapshot_sequences[0]");
@@ -218,7 +217,7 @@ static void rows_that_do_not_fit(void **unused) {
   rows.snapshots = 2;
   rows.snapshot_sequences = rows.snapshot_rows = index64(two);
   refused(&v, &rows, LLA_INVALID_ARGUMENT, "snapshot_slots[1]"); /* the same slot twice */
-  { /* Slots need a state, gradient slots a gradient state. */
+  {                                                              /* Slots need a state, gradient slots a gradient state. */
     rows = good;
     FAILS(LLA_INVALID_ARGUMENT, "slot_in", lla_batch_plan(v.r.batch, NULL, &rows, NULL, &error));
     rows.final_gradient_slots = index64(slots);
@@ -284,8 +283,17 @@ static void phases(void **unused) {
   }
   OK(lla_state_fork(v.r.state, index64(&other), index64(&slot), 1, &error)); /* the same bits, but moved */
   refused_calls(&v, LLA_BUSY, "slot_in[0]");
-  lla_batch_discard(v.r.batch);
   rig_reset(&v.r, 2);
+  { /* An empty slot that was emptied again moved too. */
+    lla_rows rows = LLA_ROWS_INIT;
+    rows.sequences = 1;
+    rows.rows_per_sequence = VICTIM_ROWS;
+    rows.slot_in = index64(&other);
+    rig_plan(&v.r, &rows);
+    rig_reset(&v.r, 2);
+    refused_calls(&v, LLA_BUSY, "slot_in[0]");
+  }
+  lla_batch_discard(v.r.batch);
   victim_remember(&v);
   victim_close(&v);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A small model for tests of refused calls: it remembers its outputs and slots, and proves at the end that no refused call has
- * touched them. */
+/* A small model for tests of refused calls: it remembers its outputs and slots, and proves at the end that no refused call
+ * has touched them. */
 #ifndef LLA_BAD_INPUT_H
 #define LLA_BAD_INPUT_H
 

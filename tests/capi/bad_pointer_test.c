@@ -88,11 +88,11 @@ static void calls(void **unused) {
     NULL_NAMED("arguments", FORWARD(layer, NULL));
     NULL_NAMED("layer", BACKWARD(NULL, &good_backward));
     NULL_NAMED("arguments", BACKWARD(layer, NULL));
-#define WITHOUT(field)                         \
-  forward = good_forward;                      \
-  backward = good_backward;                    \
-  forward.field = NULL;                        \
-  backward.field = NULL;                       \
+#define WITHOUT(field)                          \
+  forward = good_forward;                       \
+  backward = good_backward;                     \
+  forward.field = NULL;                         \
+  backward.field = NULL;                        \
   NULL_NAMED(#field, FORWARD(layer, &forward)); \
   NULL_NAMED(#field, BACKWARD(layer, &backward))
     WITHOUT(batch);
@@ -216,7 +216,8 @@ static void errors_of_every_size(void **unused) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(contexts_and_layers), cmocka_unit_test(batches), cmocka_unit_test(calls),
-                                     cmocka_unit_test(states), cmocka_unit_test(errors_of_every_size)};
+  const struct CMUnitTest tests[] = {cmocka_unit_test(contexts_and_layers), cmocka_unit_test(batches),
+                                     cmocka_unit_test(calls), cmocka_unit_test(states),
+                                     cmocka_unit_test(errors_of_every_size)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

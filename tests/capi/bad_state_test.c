@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* States: descriptions, memory, slots, parts, images and layer descriptions that are refused, by name, with nothing changed. */
+/* States: descriptions, memory, slots, parts, images and layer descriptions that are refused, by name, with nothing changed.
+ */
 #include <math.h>
 
 #include "bad_input.h"
@@ -11,10 +12,10 @@ static void layer_descriptions(void **unused) {
   lla_layer *layer = NULL;
   (void)unused;
   OK(lla_context_create(NULL, &context, &error));
-#define BAD(base, field, value, status)                                           \
-  d = base;                                                                       \
-  d.field = (value);                                                              \
-  FAILS(status, #field, lla_layer_create(context, &d, &layer, &error));            \
+#define BAD(base, field, value, status)                                 \
+  d = base;                                                             \
+  d.field = (value);                                                    \
+  FAILS(status, #field, lla_layer_create(context, &d, &layer, &error)); \
   FAILS(status, #field, lla_layer_supported(context, &d, &error))
   BAD(mixer, kind, 0, LLA_INVALID_ARGUMENT);
   BAD(mixer, kind, 10, LLA_INVALID_ARGUMENT);
@@ -81,10 +82,10 @@ static void state_descriptions(void **unused) {
   (void)unused;
   victim_open(&v, &desc);
   layer = v.r.layer[0].layer;
-#define BAD_STATE(field, value, status)                                                         \
-  d = good;                                                                                     \
-  d.field = (value);                                                                            \
-  FAILS(status, #field, lla_state_create(&layer, 1, &d, NULL, 0, &state, &error));               \
+#define BAD_STATE(field, value, status)                                            \
+  d = good;                                                                        \
+  d.field = (value);                                                               \
+  FAILS(status, #field, lla_state_create(&layer, 1, &d, NULL, 0, &state, &error)); \
   FAILS(status, #field, lla_state_geometry(&layer, 1, &d, 0, LLA_BLOCK_NODE, &geometry, &error))
   BAD_STATE(kind, 2, LLA_INVALID_ARGUMENT);
   BAD_STATE(kind, -1, LLA_INVALID_ARGUMENT);
@@ -299,10 +300,10 @@ static void parts(void **unused) {
   FAILS(LLA_INVALID_ARGUMENT, "index", lla_state_write(s, 1, 0, LLA_PART_NODE, 0, &node, &error)); /* no such node */
   OK(lla_state_read(s, 1, 0, LLA_PART_NODE, 0, &node, &error));                                    /* reads as zero */
   for (i = 0; i < 4 * 8 * 12; ++i) CHECK(data[i] == 0.0f);
-#define BAD_TENSOR(change, status)                                                    \
-  do {                                                                                \
-    lla_tensor t = k;                                                                 \
-    change;                                                                           \
+#define BAD_TENSOR(change, status)                                                     \
+  do {                                                                                 \
+    lla_tensor t = k;                                                                  \
+    change;                                                                            \
     FAILS(status, "tensor", lla_state_read(s, 0, 0, LLA_PART_TAIL_K, 0, &t, &error));  \
     FAILS(status, "tensor", lla_state_write(s, 0, 0, LLA_PART_TAIL_K, 0, &t, &error)); \
   } while (0)
@@ -401,9 +402,12 @@ static void images(void **unused) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(layer_descriptions), cmocka_unit_test(state_descriptions),
-                                     cmocka_unit_test(block_memory),       cmocka_unit_test(slots),
-                                     cmocka_unit_test(parts),              cmocka_unit_test(linear_imports),
+  const struct CMUnitTest tests[] = {cmocka_unit_test(layer_descriptions),
+                                     cmocka_unit_test(state_descriptions),
+                                     cmocka_unit_test(block_memory),
+                                     cmocka_unit_test(slots),
+                                     cmocka_unit_test(parts),
+                                     cmocka_unit_test(linear_imports),
                                      cmocka_unit_test(images)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -11,31 +11,31 @@
   }
 
 /* `call` uses roomy.known. What it makes is undone by `undo`. */
-#define CHECK_SIZES(roomy, name, call, undo)                                 \
-  do {                                                                       \
-    const size_t size = sizeof roomy.known;                                  \
-    roomy.known.struct_size = size;                                          \
-    OK(call);                                                                \
-    undo;                                                                    \
-    roomy.known.struct_size = size + 64;                                     \
-    OK(call);                                                                \
-    CHECK(roomy.known.struct_size == size + 64);                             \
-    undo;                                                                    \
-    roomy.bytes[size + 63] = 1;                                              \
-    FAILS(LLA_STRUCT_VERSION, name, call);                                   \
-    roomy.bytes[size + 63] = 0;                                              \
-    roomy.bytes[size] = 1;                                                   \
-    FAILS(LLA_STRUCT_VERSION, name, call);                                   \
-    roomy.bytes[size] = 0;                                                   \
-    roomy.known.struct_size = size - 1;                                      \
-    FAILS(LLA_STRUCT_VERSION, name, call);                                   \
-    roomy.known.struct_size = sizeof(size_t);                                \
-    FAILS(LLA_STRUCT_VERSION, name, call);                                   \
-    roomy.known.struct_size = 0;                                             \
-    FAILS(LLA_STRUCT_VERSION, name, call);                                   \
-    roomy.known.struct_size = SIZE_MAX;                                      \
-    FAILS(LLA_STRUCT_VERSION, name, call);                                   \
-    roomy.known.struct_size = size;                                          \
+#define CHECK_SIZES(roomy, name, call, undo)     \
+  do {                                           \
+    const size_t size = sizeof roomy.known;      \
+    roomy.known.struct_size = size;              \
+    OK(call);                                    \
+    undo;                                        \
+    roomy.known.struct_size = size + 64;         \
+    OK(call);                                    \
+    CHECK(roomy.known.struct_size == size + 64); \
+    undo;                                        \
+    roomy.bytes[size + 63] = 1;                  \
+    FAILS(LLA_STRUCT_VERSION, name, call);       \
+    roomy.bytes[size + 63] = 0;                  \
+    roomy.bytes[size] = 1;                       \
+    FAILS(LLA_STRUCT_VERSION, name, call);       \
+    roomy.bytes[size] = 0;                       \
+    roomy.known.struct_size = size - 1;          \
+    FAILS(LLA_STRUCT_VERSION, name, call);       \
+    roomy.known.struct_size = sizeof(size_t);    \
+    FAILS(LLA_STRUCT_VERSION, name, call);       \
+    roomy.known.struct_size = 0;                 \
+    FAILS(LLA_STRUCT_VERSION, name, call);       \
+    roomy.known.struct_size = SIZE_MAX;          \
+    FAILS(LLA_STRUCT_VERSION, name, call);       \
+    roomy.known.struct_size = size;              \
   } while (0)
 
 static void *plain_allocate(size_t bytes, size_t alignment, void *user) {
@@ -209,8 +209,8 @@ static void states(void **unused) {
   CHECK_SIZES(desc, "description", lla_state_create(&layer, 1, &desc.known, NULL, 0, &state, &error),
               lla_state_release(state));
   geometry.known.struct_size = sizeof geometry.known;
-  CHECK_SIZES(desc, "description",
-              lla_state_geometry(&layer, 1, &desc.known, 0, LLA_BLOCK_NODE, &geometry.known, &error), (void)0);
+  CHECK_SIZES(desc, "description", lla_state_geometry(&layer, 1, &desc.known, 0, LLA_BLOCK_NODE, &geometry.known, &error),
+              (void)0);
   CHECK_SIZES(geometry, "geometry", lla_state_geometry(&layer, 1, NULL, 0, LLA_BLOCK_TAIL, &geometry.known, &error),
               CHECK(geometry.known.bytes > 0 && geometry.bytes[sizeof geometry.known] == 0));
   image = rig_pack(&v.r, 0, &bytes);

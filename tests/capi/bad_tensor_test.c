@@ -8,25 +8,44 @@
 /* Names as they must stand in the text. */
 static const char *role_text(lla_role role) {
   switch (role) {
-    case LLA_Q: return "LLA_Q";
-    case LLA_K: return "LLA_K";
-    case LLA_V: return "LLA_V";
-    case LLA_GATE: return "LLA_GATE";
-    case LLA_WRITE: return "LLA_WRITE";
-    case LLA_LAMBDA: return "LLA_LAMBDA";
-    case LLA_Z: return "LLA_Z";
-    case LLA_X: return "LLA_X";
-    case LLA_Y: return "LLA_Y";
-    case LLA_WEIGHT_CONV: return "LLA_WEIGHT_CONV";
-    case LLA_WEIGHT_CONV_BIAS: return "LLA_WEIGHT_CONV_BIAS";
-    case LLA_WEIGHT_DT_BIAS: return "LLA_WEIGHT_DT_BIAS";
-    case LLA_WEIGHT_A_LOG: return "LLA_WEIGHT_A_LOG";
-    case LLA_WEIGHT_LAMBDA: return "LLA_WEIGHT_LAMBDA";
-    case LLA_WEIGHT_SKIP: return "LLA_WEIGHT_SKIP";
-    case LLA_WEIGHT_NORM: return "LLA_WEIGHT_NORM";
-    case LLA_WEIGHT_IN_PROJ: return "LLA_WEIGHT_IN_PROJ";
-    case LLA_WEIGHT_OUT_PROJ: return "LLA_WEIGHT_OUT_PROJ";
-    default: return "?";
+    case LLA_Q:
+      return "LLA_Q";
+    case LLA_K:
+      return "LLA_K";
+    case LLA_V:
+      return "LLA_V";
+    case LLA_GATE:
+      return "LLA_GATE";
+    case LLA_WRITE:
+      return "LLA_WRITE";
+    case LLA_LAMBDA:
+      return "LLA_LAMBDA";
+    case LLA_Z:
+      return "LLA_Z";
+    case LLA_X:
+      return "LLA_X";
+    case LLA_Y:
+      return "LLA_Y";
+    case LLA_WEIGHT_CONV:
+      return "LLA_WEIGHT_CONV";
+    case LLA_WEIGHT_CONV_BIAS:
+      return "LLA_WEIGHT_CONV_BIAS";
+    case LLA_WEIGHT_DT_BIAS:
+      return "LLA_WEIGHT_DT_BIAS";
+    case LLA_WEIGHT_A_LOG:
+      return "LLA_WEIGHT_A_LOG";
+    case LLA_WEIGHT_LAMBDA:
+      return "LLA_WEIGHT_LAMBDA";
+    case LLA_WEIGHT_SKIP:
+      return "LLA_WEIGHT_SKIP";
+    case LLA_WEIGHT_NORM:
+      return "LLA_WEIGHT_NORM";
+    case LLA_WEIGHT_IN_PROJ:
+      return "LLA_WEIGHT_IN_PROJ";
+    case LLA_WEIGHT_OUT_PROJ:
+      return "LLA_WEIGHT_OUT_PROJ";
+    default:
+      return "?";
   }
 }
 
@@ -121,7 +140,8 @@ static const fault faults[] = {{LLA_SHAPE_MISMATCH, "rank one less", low_rank},
 
 /* A stride along which there is one element is never looked at; a vector has but one stride. */
 static int harmless(const fault *f, const lla_tensor *t) {
-  const int stride_of_first = f->apply == first_stride_negative || f->apply == first_stride_huge || f->apply == first_stride_large;
+  const int stride_of_first =
+      f->apply == first_stride_negative || f->apply == first_stride_huge || f->apply == first_stride_large;
   if (stride_of_first && t->rank == 1) return 1;
   if ((f->apply == last_stride || f->apply == last_stride_zero) && t->dims[t->rank - 1] == 1) return 1;
   return 0;
@@ -284,8 +304,11 @@ static void buffers(void **unused) {
     begin(&a, &v);
     a.forward.workspace = a.backward.workspace = guarded + 64;
     a.forward.workspace_bytes = a.backward.workspace_bytes = bytes - 1;
-#define REFUSED(status, word) \
-  if (pass == LLA_PASS_FORWARD) refused_forward(&a, status, word); else refused_backward(&a, status, word)
+#define REFUSED(status, word)          \
+  if (pass == LLA_PASS_FORWARD)        \
+    refused_forward(&a, status, word); \
+  else                                 \
+    refused_backward(&a, status, word)
     REFUSED(LLA_BUFFER_TOO_SMALL, "workspace");
     a.forward.workspace_bytes = a.backward.workspace_bytes = 0;
     REFUSED(LLA_BUFFER_TOO_SMALL, "workspace");

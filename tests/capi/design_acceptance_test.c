@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The first test of the design: a state of two layers, one step written once over fixed buffers as a captured graph would be,
- * drafts that cross a chunk border, commits by an int32 array, a fork by slot_in != slot_out, a padding row, settling two steps
- * late; and afterwards the same bits as plain decoding. */
+/* The first test of the design: a state of two layers, one step written once over fixed buffers as a captured graph would
+ * be, drafts that cross a chunk border, commits by an int32 array, a fork by slot_in != slot_out, a padding row, settling
+ * two steps late; and afterwards the same bits as plain decoding. */
 #include "rig.h"
 
 #define SEQUENCES 4
@@ -9,7 +9,7 @@
 #define ROWS (SEQUENCES * DRAFT)
 #define RING 3 /* a batch may be planned again once it is settled, which happens two steps late */
 #define SLOTS 5
-#define STEPS 24
+#define STEPS 40
 #define PADDING 3
 
 /* What a graph would hold on to: everything that a step touches, at fixed addresses. Only contents change between steps. */
@@ -78,6 +78,7 @@ static void captured_decode_equals_plain_decode(void **unused) {
   rig served, plain;
   step steps[RING];
   sequence live[SEQUENCES - 1] = {{1, 0, 59}, {2, 1, 126}, {3, 2, 0}};
+  int64_t crossed = 0, not_crossed = 0; /* drafts over a border whose accepted rows went over it, or ended before it */
   int64_t expected_released = 0, i, t;
   int32_t history[STEPS][SEQUENCES];
   int forked = 0;
@@ -109,6 +110,14 @@ static void captured_decode_equals_plain_decode(void **unused) {
       s->positions[b] = live[b].length;
       s->counts[b] = (int32_t)(1 + (t + b) % DRAFT);
       s->accepted[b] = (int32_t)(mix((uint64_t)(t * 8 + b)) % (uint64_t)(s->counts[b] + 1));
+      if (live[b].length % 64 > 64 - DRAFT) { /* the next border lies inside the draft: first rejected, then accepted */
+        s->counts[b] = DRAFT;
+        s->accepted[b] = t % 3 == 0 ? 0 : t % 3 == 1 ? 64 - live[b].length % 64 - 1 : DRAFT;
+        if (live[b].length % 64 + s->accepted[b] > 64)
+          ++crossed;
+        else
+          ++not_crossed;
+      }
       for (r = 0; r < s->counts[b]; ++r) /* rows beyond the accepted ones are a wrong guess */
         rig_fill_row(&served, b * DRAFT + r, r < s->accepted[b] ? live[b].seed : 1000 + (uint64_t)t, live[b].length + r);
     }
@@ -129,7 +138,7 @@ static void captured_decode_equals_plain_decode(void **unused) {
       live[b].length += s->accepted[b];
     }
   }
-  CHECK(forked >= 128); /* the borders at 64 and 128 were crossed inside drafts */
+  CHECK(forked >= 128 && crossed >= 2 && not_crossed >= 2);
   CHECK(live[0].length > 64 && live[2].length > 0);
   CHECK(expected_released >= 0);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Histories of slots, on a group of four layers (scalar gate, delta rule, linear, cell): forks, snapshots, roll-back, reuse, saving
- * and loading. Everything is compared bit by bit. */
+/* Histories of slots, on a group of four layers (scalar gate, delta rule, linear, cell): forks, snapshots, roll-back, reuse,
+ * saving and loading. Everything is compared bit by bit. */
 #include <math.h>
 
 #include "serving.h"

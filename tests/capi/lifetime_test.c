@@ -60,7 +60,9 @@ static void every_order_of_release(void **unused) {
     CHECK(outstanding > 0);
     for (i = 0; i < 3; ++i) {
       switch (orders[o][i]) {
-        case 0: lla_context_release(context); break;
+        case 0:
+          lla_context_release(context);
+          break;
         case 1:
           lla_layer_release(layer);
           layer_alive = 0;

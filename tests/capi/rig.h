@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rig: a small model. Some layers of one group with their state, batch, workspaces, and input and output rows, so that a test
- * says only which rows of which sequence go where. Every layer has its own inputs (they are not chained). */
+/* Rig: a small model. Some layers of one group with their state, batch, workspaces, and input and output rows, so that a
+ * test says only which rows of which sequence go where. Every layer has its own inputs (they are not chained). */
 #ifndef LLA_RIG_H
 #define LLA_RIG_H
 
@@ -41,11 +41,15 @@ static inline float rig_value(lla_role role, const lla_layer_desc *desc, uint64_
   const int mixer = desc->kind == LLA_LAYER_MIXER;
   switch (role) {
     case LLA_Q:
-    case LLA_K: return mixer ? (2 * u - 1) * 0.3f : 2 * u - 1;
-    case LLA_GATE: return mixer ? -0.2f * u : 2 * u - 3;
+    case LLA_K:
+      return mixer ? (2 * u - 1) * 0.3f : 2 * u - 1;
+    case LLA_GATE:
+      return mixer ? -0.2f * u : 2 * u - 3;
     case LLA_WRITE:
-    case LLA_LAMBDA: return mixer ? u : 2 * u - 1;
-    default: return 2 * u - 1;
+    case LLA_LAMBDA:
+      return mixer ? u : 2 * u - 1;
+    default:
+      return 2 * u - 1;
   }
 }
 
@@ -307,7 +311,8 @@ static inline int64_t rig_length(const rig *r, int64_t slot) {
   return length;
 }
 
-/* Plans and runs `count` rows of the sequence `seed` on one slot; nothing is committed. Outputs lie in rows 0 ... count - 1. */
+/* Plans and runs `count` rows of the sequence `seed` on one slot; nothing is committed. Outputs lie in rows 0 ... count - 1.
+ */
 static inline void rig_run(rig *r, int64_t slot, uint64_t seed, int64_t count) {
   lla_rows rows = LLA_ROWS_INIT;
   rows.sequences = 1;
@@ -354,9 +359,7 @@ static inline void rig_check_same_slot(const rig *a, int64_t slot_a, const rig *
   free(image_b);
 }
 
-static inline void rig_reset(rig *r, int64_t slot) {
-  OK(lla_state_reset(r->state, index64(&slot), 1, no_index(), &error));
-}
+static inline void rig_reset(rig *r, int64_t slot) { OK(lla_state_reset(r->state, index64(&slot), 1, no_index(), &error)); }
 
 static inline int64_t rig_query(const rig *r, lla_state_key key, int64_t slot) {
   int64_t value = -1;

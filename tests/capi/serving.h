@@ -8,7 +8,7 @@
 #define LONGEST 8192
 
 static inline void open_group(rig *r, int64_t slots, int64_t node_blocks, int64_t max_sequences, int64_t max_rows,
-                       int64_t max_snapshots) {
+                              int64_t max_snapshots) {
   lla_layer_desc layers[4];
   lla_state_desc state = LLA_STATE_DESC_INIT;
   const int64_t levels = lla_levels_needed(LONGEST);

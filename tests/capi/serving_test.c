@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What a server does, on a group of four layers (scalar gate, delta rule, linear, cell): ragged batches, drafts, an exhausted pool,
- * the longest sequence, empty sequences. Everything is compared bit by bit. */
+/* What a server does, on a group of four layers (scalar gate, delta rule, linear, cell): ragged batches, drafts, an
+ * exhausted pool, the longest sequence, empty sequences. Everything is compared bit by bit. */
 #include "serving.h"
 
 /* -- ragged batches ---------------------------------------------------------------------------------------------------- */
@@ -13,7 +13,7 @@ static void check_ragged(rig *r, const int64_t *slots, const int64_t *counts, in
   char *expected[8] = {NULL};
   size_t bytes;
   for (b = 0; b < sequences; ++b) offsets[b + 1] = offsets[b] + counts[b];
-  total = offsets[sequences] + 3; /* slack rows at the end */
+  total = offsets[sequences] + 3;   /* slack rows at the end */
   for (b = 0; b < sequences; ++b) { /* each alone, in a twin of its slot */
     if (slots[b] < 0) continue;
     twins[b] = slots[b] + 8;
@@ -34,7 +34,8 @@ static void check_ragged(rig *r, const int64_t *slots, const int64_t *counts, in
   for (b = 0; b < 3; ++b) check_zero_row(r, total - 3 + b);
   for (b = 0; b < sequences; ++b) {
     int64_t k;
-    if (slots[b] >= 0) check_outputs(r, offsets[b], counts[b], expected[b], "row of a ragged batch against the sequence alone");
+    if (slots[b] >= 0)
+      check_outputs(r, offsets[b], counts[b], expected[b], "row of a ragged batch against the sequence alone");
     for (k = 0; slots[b] < 0 && k < counts[b]; ++k) check_zero_row(r, offsets[b] + k);
   }
   rig_commit(r, NULL);
@@ -127,6 +128,26 @@ static void drafts(void **unused) {
   check_drafts_from(56);  /* across the first border */
   check_drafts_from(120); /* across a carry */
   check_drafts_from(250);
+}
+
+/* One call, pieces of any length, and token by token end in the same bits, and the next token reads the same. */
+static void every_way_of_cutting(void **unused) {
+  static const int64_t pieces[5] = {1, 7, 64, 100, 330};
+  rig r;
+  char *expected = NULL;
+  size_t bytes;
+  int64_t i;
+  (void)unused;
+  open_group(&r, 5, 0, 1, 330, 0);
+  for (i = 0; i < 5; ++i) rig_append_to(&r, i, 5, 330, pieces[i]);
+  for (i = 1; i < 5; ++i) rig_check_same_slot(&r, i, &r, 0, "slot by way of cutting");
+  for (i = 0; i < 5; ++i) {
+    rig_append(&r, i, 5, 1);
+    if (!expected) expected = keep_outputs(&r, 0, 1, &bytes);
+    check_outputs(&r, 0, 1, expected, "next token by way of cutting");
+  }
+  free(expected);
+  rig_close(&r);
 }
 
 static void long_appends_are_accepted_whole_or_not_at_all(void **unused) {
@@ -285,6 +306,7 @@ static void empty_sequences(void **unused) {
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(ragged_batches),
                                      cmocka_unit_test(drafts),
+                                     cmocka_unit_test(every_way_of_cutting),
                                      cmocka_unit_test(long_appends_are_accepted_whole_or_not_at_all),
                                      cmocka_unit_test(an_exhausted_pool_changes_nothing),
                                      cmocka_unit_test(lengths_are_limited),

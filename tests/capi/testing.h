@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the tests of this folder share: checks with the library's own error text, aligned memory, and values that depend only on
- * what they belong to, so that any row of any sequence can be made again anywhere. */
+/* What the tests of this folder share: checks with the library's own error text, aligned memory, and values that depend only
+ * on what they belong to, so that any row of any sequence can be made again anywhere. */
 #ifndef LLA_TESTING_H
 #define LLA_TESTING_H
 
@@ -39,27 +39,27 @@ static inline void stop_test(const char *format, ...) {
 }
 
 /* A call that must succeed; it takes `&error` of the place where it stands. */
-#define OK(call)                                                                                            \
-  do {                                                                                                      \
-    lla_error error = LLA_ERROR_INIT;                                                                       \
-    const lla_status ok_status = (call);                                                                    \
-    if (ok_status != LLA_OK) stop_test("%s: %s: %s", #call, lla_status_name(ok_status), error.text);          \
+#define OK(call)                                                                                     \
+  do {                                                                                               \
+    lla_error error = LLA_ERROR_INIT;                                                                \
+    const lla_status ok_status = (call);                                                             \
+    if (ok_status != LLA_OK) stop_test("%s: %s: %s", #call, lla_status_name(ok_status), error.text); \
   } while (0)
 
 /* A call that must fail with a status; the text must hold `word`, and the code must be the status. */
-#define FAILS(expected, word, call)                                                                         \
-  do {                                                                                                      \
-    lla_error error = LLA_ERROR_INIT;                                                                       \
-    const lla_status got = (call);                                                                          \
-    if (got != (expected))                                                                                  \
+#define FAILS(expected, word, call)                                                                           \
+  do {                                                                                                        \
+    lla_error error = LLA_ERROR_INIT;                                                                         \
+    const lla_status got = (call);                                                                            \
+    if (got != (expected))                                                                                    \
       stop_test("%s: %s (%s), not %s", #call, lla_status_name(got), error.text, lla_status_name(expected));   \
     if (error.code != got) stop_test("%s: the error's code is %d, not %d", #call, (int)error.code, (int)got); \
     if (!strstr(error.text, (word))) stop_test("%s: \"%s\" does not name %s", #call, error.text, (word));     \
   } while (0)
 
-#define CHECK(condition)                                                               \
-  do {                                                                                 \
-    if (!(condition)) stop_test("%s:%d: not so: %s", __FILE__, __LINE__, #condition);    \
+#define CHECK(condition)                                                              \
+  do {                                                                                \
+    if (!(condition)) stop_test("%s:%d: not so: %s", __FILE__, __LINE__, #condition); \
   } while (0)
 
 static inline void check_equal_bytes(const void *a, const void *b, size_t bytes, const char *what) {
@@ -89,7 +89,9 @@ static inline uint64_t mix(uint64_t x) {
 }
 
 /* Number i of a series, in [0, 1). */
-static inline float unit(uint64_t series, int64_t i) { return (float)(mix(series + (uint64_t)i) >> 40) * (1.0f / 16777216.0f); }
+static inline float unit(uint64_t series, int64_t i) {
+  return (float)(mix(series + (uint64_t)i) >> 40) * (1.0f / 16777216.0f);
+}
 
 static inline uint64_t series_of(uint64_t seed, int64_t position, int64_t layer, lla_role role) {
   return mix(mix(mix(seed) + (uint64_t)position) + (uint64_t)layer * 1000u + (uint64_t)role);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The same bits for any number of threads, whoever owns them; disjoint slots at once; a hook that fails; life after fork(). */
+/* The same bits for any number of threads, whoever owns them; disjoint slots at once; a hook that fails; life after fork().
+ */
 #include "testing.h"
 
 #include <pthread.h>
@@ -382,9 +383,9 @@ static void a_forked_child_goes_on(void **unused) {
 }
 
 int main(void) {
-  const struct CMUnitTest tests[] = {cmocka_unit_test(mixers_have_the_same_bits), cmocka_unit_test(cells_have_the_same_bits),
-                                     cmocka_unit_test(blocks_have_the_same_bits), cmocka_unit_test(disjoint_slots_at_once),
-                                     cmocka_unit_test(a_failing_hook_fails_the_call),
-                                     cmocka_unit_test(a_forked_child_goes_on)};
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(mixers_have_the_same_bits),     cmocka_unit_test(cells_have_the_same_bits),
+      cmocka_unit_test(blocks_have_the_same_bits),     cmocka_unit_test(disjoint_slots_at_once),
+      cmocka_unit_test(a_failing_hook_fails_the_call), cmocka_unit_test(a_forked_child_goes_on)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -434,7 +434,7 @@ TEST_P(Cell, NarrowTypes) {
     const Tensor& y = c.tensor(LLA_Y);
     for (int64_t i = 0; i < y.size(); ++i) {
       const double exact = wide.tensor(LLA_Y).get(i);
-      ASSERT_NEAR(y.get(i), exact, unit * std::fabs(exact) + 1e-5) << form_.name << " " << narrow;
+      ASSERT_NEAR(y.get(i), exact, unit * std::fabs(exact) + 1e-7) << form_.name << " " << narrow;
     }
   }
 }

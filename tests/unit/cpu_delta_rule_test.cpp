@@ -161,7 +161,7 @@ TEST_P(DeltaRule, Golden) {
     ASSERT_TRUE(f.valid) << f.error;
     const double tolerance = std::string(name) == "delta_no_gate" ? 1e-4 : 2e-5;
     for (int64_t grain : {1, 4, 16, 64, 128, 512}) {
-      const std::string where = std::string(name) + " grain " + std::to_string(grain);
+      const std::string where = std::string(name) + std::string(" grain ") + std::to_string(grain);
       GoldenCase c = golden_case(f, grain);
       const Limits limits = limits_of(c.sequences, c.rows);
       const MixerForward p = forward_problem(c.shape, c.t, c.sequences);
@@ -363,12 +363,12 @@ Trial random_trial(Random& random, int number) {
 }
 
 std::string describe(const Trial& t, int number) {
-  std::string text = "trial " + std::to_string(number) + " H" + std::to_string(t.shape.heads) + " G" +
-                     std::to_string(t.shape.groups) + " dk" + std::to_string(t.shape.key_dim) + " dv" +
-                     std::to_string(t.shape.value_dim) + " C" + std::to_string(t.shape.grain) + " L" +
+  std::string text = std::string("trial ") + std::to_string(number) + " H" + std::to_string(t.shape.heads) + " G" +
+                     std::to_string(t.shape.groups) + std::string(" dk") + std::to_string(t.shape.key_dim) + " dv" +
+                     std::to_string(t.shape.value_dim) + std::string(" C") + std::to_string(t.shape.grain) + " L" +
                      std::to_string(t.shape.levels) + (t.shape.absorb ? " absorb" : "");
   for (const Part& p : t.parts) {
-    text += " [" + std::to_string(p.start) + " " + std::to_string(p.position) + "+" + std::to_string(p.rows) +
+    text += " [" + std::to_string(p.start) + std::string(" ") + std::to_string(p.position) + "+" + std::to_string(p.rows) +
             (p.history ? "" : " empty") + (p.padding ? " padding" : "") + "]";
   }
   return text;
@@ -453,7 +453,7 @@ TEST_P(DeltaRule, RepeatedKey) {
         t.write.fill([&] { return write; });
         const Result expected = run_step(nullptr, nullptr, other, with_double_outputs(t));
         expect_close(run_step(&forward, &backward, own, t).named(false), expected.named(false), 5e-5,
-                     "write " + std::to_string(write) + " L" + std::to_string(levels) + " C" + std::to_string(grain),
+                     std::string("write ") + std::to_string(write) + " L" + std::to_string(levels) + " C" + std::to_string(grain),
                      golden::row_dot_norm(t.dy.values(), expected.t.y.values(), 128));
       }
     }
@@ -486,7 +486,7 @@ TEST_P(DeltaRule, NearParallelKeys) {
       EXPECT_TRUE(noise == 0 || sum > 35) << sum;
       expect_close(run_step(&forward, &backward, own, t).named(false),
                    run_step(nullptr, nullptr, other, with_double_outputs(t)).named(false), noise > 0 ? 5e-5 : 3e-6,
-                   "noise " + std::to_string(noise) + " C" + std::to_string(grain));
+                   std::string("noise ") + std::to_string(noise) + " C" + std::to_string(grain));
     }
   }
 }
@@ -531,7 +531,7 @@ TEST_P(DeltaRule, PiecesMatchOneCall) {
         memory.rewrites_all = true;
         t.y.fill([] { return 0.0; });
         const SlotImage slot = append_pieces(forward, memory, t, pieces);
-        const std::string where = "C" + std::to_string(grain) + " L" + std::to_string(levels) + " kind " + std::to_string(kind);
+        const std::string where = std::string("C") + std::to_string(grain) + " L" + std::to_string(levels) + " kind " + std::to_string(kind);
         EXPECT_LE(norm_error(t.y.values(), y), 3e-6) << where;
         EXPECT_LE(norm_error(slot_values(memory, slot).content, slot_values(whole_memory, whole).content), 3e-6) << where;
       }
@@ -578,7 +578,7 @@ TEST_P(DeltaRule, HandedOverGradients) {
         }
         results[split] = gradients_of(t);
       }
-      expect_close(results[1], results[0], 3e-6, "C" + std::to_string(grain) + " cut " + std::to_string(cut));
+      expect_close(results[1], results[0], 3e-6, std::string("C") + std::to_string(grain) + " cut " + std::to_string(cut));
     }
   }
 }

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -111,8 +112,7 @@ class Random {
   std::mt19937 engine_;
 };
 
-// ---- mixer
-// -----------------------------------------------------------------------------------------------------------------
+// ---- mixer ----
 
 // Inputs of a mixer, or the gradients of all of them.
 struct Tensors {
@@ -292,8 +292,7 @@ inline Values direct_forward(const Case& c) {
   return y;
 }
 
-// ---- states
-// ----------------------------------------------------------------------------------------------------------------
+// ---- states ----
 
 // Pools of one layer in plain memory. Blocks are handed out one after the other and never come back.
 class Pools {
@@ -454,6 +453,32 @@ inline Append append_rows(const Case& c, Pools* pools, const SlotImage& history,
 
 inline double relative_error(const Values& x, const Values& reference, double floor = 0) {
   return golden::relative_error(x, reference, floor);
+}
+
+// ---- gradients ----
+
+inline double dot(const Values& a, const Values& b) {
+  double sum = 0;
+  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
+  return sum;
+}
+
+inline double sigmoid(double x) { return 1 / (1 + std::exp(-x)); }
+inline double softplus(double x) { return std::log1p(std::exp(x)); }
+
+// Compares a gradient with central differences of a loss over the values that it belongs to.
+inline void check(const char* name, Values* values, const Values& gradient, const std::function<double()>& loss) {
+  Values numeric;
+  for (double& value : *values) {
+    const double step = 1e-5, kept = value;
+    value = kept + step;
+    const double above = loss();
+    value = kept - step;
+    const double below = loss();
+    value = kept;
+    numeric.push_back((above - below) / (2 * step));
+  }
+  EXPECT_LE(relative_error(gradient, numeric), 1e-8) << name;
 }
 
 }  // namespace reference_test

@@ -2,19 +2,12 @@
 // Gradients of the reference mixers against central differences: inputs, initial states through final states, hard gates.
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <limits>
 
 #include "reference_case.h"
 
 namespace reference_test {
 namespace {
-
-double dot(const Values& a, const Values& b) {
-  double sum = 0;
-  for (size_t i = 0; i < a.size(); ++i) sum += a[i] * b[i];
-  return sum;
-}
 
 double central_difference(double* value, const std::function<double()>& loss) {
   const double step = 1e-5, kept = *value;
