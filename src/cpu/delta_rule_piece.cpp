@@ -12,8 +12,8 @@ namespace {
 
 constexpr int64_t kBlock = 16;  // rows of a triangular block
 
-// Rows of a piece. Longer pieces have fewer reads of nodes, shorter ones smaller triangles.
-int64_t piece_rows(const MixerShape& shape) { return std::min<int64_t>(shape.grain, 64); }
+// Rows of a piece. Longer pieces read nodes of fewer levels, shorter ones have smaller triangles; measured.
+int64_t piece_rows(const MixerShape& shape) { return std::min<int64_t>(shape.grain, shape.levels == 0 ? 32 : 64); }
 
 // Inverse of one diagonal block of at most kBlock rows, in place. Whole rows of a copy keep the inner loop free of ends.
 void invert_block(int64_t n, float* x, int64_t ld) {

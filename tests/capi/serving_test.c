@@ -184,6 +184,43 @@ static void long_appends_are_accepted_whole_or_not_at_all(void **unused) {
   rig_close(&r);
 }
 
+/* lla_append() is plan, forward and commit; [1, N, ...] is [N, ...]; no rows change nothing. */
+static void appends_in_one_call(void **unused) {
+  const lla_layer_desc descs[3] = {mixer_desc(LLA_SCALAR_GATE, 3, 1, 12, 20, 8), cell_desc(2, 2, 8, 16, 8),
+                                   mamba2_desc(2, 1, 8, 8, 12, 8)};
+  lla_state_desc state = LLA_STATE_DESC_INIT;
+  int d, batched;
+  (void)unused;
+  state.slots = 3;
+  for (d = 0; d < 3; ++d) {
+    rig r;
+    rig_layer *l = &r.layer[0];
+    rig_open(&r, NULL, &descs[d], 1, &state, 1, 70, 0);
+    rig_append(&r, 0, 5, 70);
+    rig_append(&r, 0, 5, 1);
+    for (batched = 0; batched < 2; ++batched) {
+      lla_binding io[RIG_IO];
+      int64_t rows, i, k;
+      for (rows = 70; rows >= 0; rows = rows == 70 ? 1 : rows - 1) {
+        rig_set_rows(&r, rows);
+        rig_fill(&r, 0, 5, rig_length(&r, 1 + batched), rows);
+        memcpy(io, l->io, sizeof io);
+        for (i = 0; batched && i < l->io_count; ++i) {
+          lla_tensor *t = &io[i].tensor;
+          for (k = t->rank++; k > 0; --k) {
+            t->dims[k] = t->dims[k - 1];
+            t->strides[k] = t->strides[k - 1];
+          }
+          t->dims[0] = 1;
+        }
+        OK(lla_append(l->layer, r.state, 1 + batched, io, l->io_count, l->weight, l->weight_count, &error));
+      }
+      rig_check_same_slot(&r, 1 + batched, &r, 0, "slot that lla_append() filled");
+    }
+    rig_close(&r);
+  }
+}
+
 /* -- limits ------------------------------------------------------------------------------------------------------------ */
 
 static void an_exhausted_pool_changes_nothing(void **unused) {
@@ -307,6 +344,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(ragged_batches),
                                      cmocka_unit_test(drafts),
                                      cmocka_unit_test(every_way_of_cutting),
+                                     cmocka_unit_test(appends_in_one_call),
                                      cmocka_unit_test(long_appends_are_accepted_whole_or_not_at_all),
                                      cmocka_unit_test(an_exhausted_pool_changes_nothing),
                                      cmocka_unit_test(lengths_are_limited),

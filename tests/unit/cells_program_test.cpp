@@ -106,7 +106,8 @@ TEST_P(Programs, ExactWorkspaces) {
       plan.plan(Plan::uniform(1, rows));
       Error error;
       ASSERT_EQ(forward(*layer, plan, c.forward(), &error), LLA_OK) << error.text;
-      const Bindings b = c.backward(c.like(true, LLA_F32, &random), c.like(false, LLA_F32));
+      const std::vector<Tensor> dy = c.like(true, LLA_F32, &random), g = c.like(false, LLA_F32);
+      const Bindings b = c.backward(dy, g);
       ASSERT_EQ(backward(*layer, plan, b, &error), LLA_OK) << error.text;
       Setting less;
       less.short_by = 1;
@@ -127,7 +128,8 @@ TEST_P(Programs, EveryTypeFits) {
       plan.plan(Plan::uniform(2, 6));
       Error error;
       EXPECT_EQ(forward(*layer, plan, c.forward(), &error), LLA_OK) << error.text;
-      const Bindings b = c.backward(c.like(true, dtype, &random), c.like(false, dtype));
+      const std::vector<Tensor> dy = c.like(true, dtype, &random), g = c.like(false, dtype);
+      const Bindings b = c.backward(dy, g);
       EXPECT_EQ(backward(*layer, plan, b, &error), LLA_OK) << error.text;
     }
   }
@@ -244,7 +246,8 @@ TEST_F(Arguments, GradientStatesBelongToTheLayer) {
   Random random(42);
   Setting setting;
   setting.state = state.get();
-  const Bindings b = call_->backward(call_->like(true, LLA_F32, &random), call_->like(false, LLA_F32));
+  const std::vector<Tensor> dy = call_->like(true, LLA_F32, &random), g = call_->like(false, LLA_F32);
+  const Bindings b = call_->backward(dy, g);
   EXPECT_EQ(backward(*layer_, plan, b, &error_, setting), LLA_STATE_INCOMPATIBLE);
 }
 

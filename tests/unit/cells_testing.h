@@ -260,14 +260,20 @@ class StateRig {
 // Arrays of bindings of one call.
 struct Bindings {
   std::vector<lla_binding> io, weights, outputs, gradients;
+  std::vector<Tensor> kept;  // their memory lives as long as this
 
-  void add_io(lla_role role, const Tensor& t) { io.push_back(lla_bind(role, t.view())); }
-  void add_weight(lla_role role, const Tensor& t) { weights.push_back(lla_bind(role, t.view())); }
-  void add_output(lla_role role, const Tensor& t) { outputs.push_back(lla_bind(role, t.view())); }
+  void add_io(lla_role role, const Tensor& t) { add(&io, role, t); }
+  void add_weight(lla_role role, const Tensor& t) { add(&weights, role, t); }
+  void add_output(lla_role role, const Tensor& t) { add(&outputs, role, t); }
   void add_gradient(lla_role role, const Tensor& t, bool accumulate = false) {
-    lla_binding b = lla_bind(role, t.view());
-    b.flags = accumulate ? LLA_ACCUMULATE : 0;
-    gradients.push_back(b);
+    add(&gradients, role, t);
+    gradients.back().flags = accumulate ? LLA_ACCUMULATE : 0;
+  }
+
+ private:
+  void add(std::vector<lla_binding>* list, lla_role role, const Tensor& t) {
+    list->push_back(lla_bind(role, t.view()));
+    kept.push_back(t);
   }
 };
 

@@ -250,10 +250,10 @@ TEST_F(ImageTest, ContradictionsAreRefusedAndChangeNothing) {
     reseal(&image);
     EXPECT_EQ(check(image), LLA_OK);
     EXPECT_EQ(unpack(image), status) << at << " " << value << " " << error_.text;
-    EXPECT_EQ(image_of(*state_, 1), good);
+    EXPECT_TRUE(image_of(*state_, 1) == good);
   };
   refused(image::kPositionAt, 26, LLA_DATA_CORRUPT);
-  refused(image::kPositionAt, 31, LLA_DATA_CORRUPT);
+  refused(image::kPositionAt, 30, LLA_DATA_CORRUPT);
   refused(image::kPositionAt, 61, LLA_LEVELS_EXCEEDED);
   refused(image::kPositionAt, UINT64_MAX, LLA_DATA_CORRUPT);
   refused(image::kPositionAt, uint64_t{1} << 62, LLA_LEVELS_EXCEEDED);

@@ -114,6 +114,8 @@ Values run_case(const Kernels& kernels, const Case& c) {
       s.final_gradient = gradient.random_slot(random, part.position + part.rows, part.start);
     } else {
       sequences.push_back(plain_sequence(row, part.rows, part.position));
+      // With another part's state: the gradient of the past that this sequence does not have, as a left neighbour needs it.
+      if (state) sequences.back().initial_gradient = gradient.random_slot(random, part.position, 0);
     }
     row += part.rows + kSlack;
   }
@@ -160,11 +162,11 @@ Values run_case(const Kernels& kernels, const Case& c) {
   if (c.inputs.write) out["dwrite"] = t.dwrite.values();
   if (shape.levels > 0) out["dlambda"] = t.dlambda.values();
   for (size_t i = 0; i < c.parts.size(); ++i) {
-    if (c.parts[i].start < 0) continue;
+    if (sequences[i].initial_gradient.tail < 0) continue;
     const auto append = [](std::vector<double>& to, const std::vector<double>& from) {
       to.insert(to.end(), from.begin(), from.end());
     };
-    const SlotValues state_values = slot_values(memory, appends[i].after);
+    const SlotValues state_values = c.parts[i].start < 0 ? SlotValues() : slot_values(memory, appends[i].after);
     const SlotValues gradient_values = slot_values(gradient, sequences[i].initial_gradient);
     append(out["state"], state_values.content);
     append(out["state scalars"], state_values.scalars);
@@ -226,7 +228,7 @@ std::vector<Case> random_cases(int count, uint64_t seed) {
       if (random.below(3) == 0) part.rows = (part.rows + grain - 1) / grain * grain;
       part.position = random.below(3) == 0 ? 0 : random.below(grain == 1 ? 50 : 5 * grain + 7);
       part.start = -1;
-      if (state) part.start = random.below(2) == 0 ? 0 : random.below(part.position + 1);
+      if (state && random.below(5) > 0) part.start = random.below(2) == 0 ? 0 : random.below(part.position + 1);
       part.fork = random.below(2) == 0;
       c.parts.push_back(part);
       length = std::max(length, part.position + part.rows);
@@ -421,6 +423,40 @@ TEST(CpuScalarGate, GradientsAlone) {
     run_kernel(*kernels.backward, &one, limits);
     for (int j = 0; j < 6; ++j) EXPECT_TRUE((copy.*tensors[j]).values() == (want.*tensors[j]).values()) << i << " " << j;
   }
+}
+
+// A slot that starts inside a chunk and has no history: nothing of what lies before is read or stored, empty nodes are zero.
+TEST(CpuScalarGate, EmptyPast) {
+  const MixerShape shape = make_shape(2, 1, 8, 8, 16, levels_needed(100));
+  Random random(3);
+  Tensors t = random_tensors(random, shape, 20, Inputs{});
+  Memory memory(shape, 8, 4);
+  SlotImage before;
+  before.position = before.start = 53;
+  Append append;
+  append.plan(memory, before, 0, 0, 20, false, true);
+  NodesToStore& nodes = append.nodes.back();
+  const int32_t empty = memory.next_node++;
+  nodes.node[5] = empty;
+  nodes.write |= 1 << 5;
+  append.tails[0].first = 48;  // before the start
+  const std::vector<Sequence> sequences = {append.sequence};
+  MixerForward f = forward_problem(shape, t, sequences);
+  f.state = memory.memory;
+  run_kernel(*cpu_kernels(LLA_ISA_BASELINE).forward, &f, limits_of(sequences, 20));
+  const std::vector<double> y = t.y.values();
+  const std::vector<Sequence> plain = {plain_sequence(0, 20, 53)};
+  f = forward_problem(shape, t, plain);
+  run_kernel(*cpu_kernels(LLA_ISA_BASELINE).forward, &f, limits_of(plain, 20));
+  EXPECT_TRUE(y == t.y.values());
+  const SlotMemory& m = memory.memory;
+  for (int64_t h = 0; h < 2; ++h) {
+    for (int64_t i = 0; i < 64; ++i) EXPECT_EQ(load_element<double>(m.node(empty, h), LLA_F32, i), 0);
+    EXPECT_EQ(load_element<double>(m.node_decay(empty, h), LLA_F32, 0), 0);
+  }
+  const int64_t ring = append.tails[0].ring;
+  for (int64_t r = 0; r < 5; ++r) EXPECT_TRUE(std::isnan(load_element<double>(m.tail_v(0, 1, ring + r), LLA_F32, 0)));
+  EXPECT_EQ(load_element<double>(m.tail_v(0, 1, ring + 5), LLA_F32, 0), t.v.get(0, 1, 0));
 }
 
 // Padding sequences are skipped, rows of no sequence untouched.
