@@ -58,6 +58,7 @@ int eval_command(int count, char** words) {
   a.option("data", "FILE", "", "text; may be given several times");
   a.flag("whole", "read the whole files, not the last tenth");
   a.option("length", "N", "", "tokens of a window (default: the first model's training context)");
+  a.option("stride", "N", "", "distance of the windows for the means by position (default: an eighth of a window)");
   a.option("batch", "N", "4", "windows at once");
   a.option("svg", "FILE", "", "also draw the loss by position");
   a.option("threads", "N", "", "threads (default: all cores)");
@@ -71,8 +72,8 @@ int eval_command(int count, char** words) {
   const int64_t batch = a.integer("batch", 1, 4096);
 
   std::vector<std::string> names;
-  std::vector<Evaluation> results;
-  int64_t length = 0;
+  std::vector<Evaluation> results;  // by position
+  int64_t length = 0, stride = 0;
   for (const std::string& folder : folders) {
     Checkpoint checkpoint = load_checkpoint(folder);
     if (checkpoint.config.vocab < 256) throw Error(folder + ": its vocabulary is smaller than 256, so that it cannot read bytes");
@@ -81,16 +82,20 @@ int eval_command(int count, char** words) {
     checkpoint.config.absorb = checkpoint.config.levels > 0 && lla_levels_needed(length) > checkpoint.config.levels;
     Model model(machine.context.get(), machine.threads, checkpoint.config, checkpoint.tensors);
     ModelRun run(model, {batch, length, false, 0, 0});
-    results.push_back(evaluate(run, text.held_out, batch, length, 0));
-    std::string name = label(checkpoint.config);
-    if (std::find(names.begin(), names.end(), name) != names.end()) name = folder;
-    names.push_back(name);
-    std::printf("%s: %s: held-out loss %.4f nats per byte (%.4f bits), %lld bytes, windows of %lld\n", folder.c_str(), name.c_str(),
-                results.back().loss, results.back().loss / std::log(2.0), static_cast<long long>(results.back().tokens),
-                static_cast<long long>(length));
+    stride = a.given("stride") ? a.integer("stride", 1, 1 << 24) : std::max<int64_t>(1, length / 8);
+    const Evaluation whole = evaluate(run, text.held_out, batch, length, length, 0);
+    results.push_back(stride == length ? whole : evaluate(run, text.held_out, batch, length, stride, 0));
+    names.push_back(label(checkpoint.config));
+    std::printf("%s: %s: held-out loss %.4f nats per byte (%.4f bits), %lld bytes, windows of %lld\n", folder.c_str(), names.back().c_str(),
+                whole.loss, whole.loss / std::log(2.0), static_cast<long long>(whole.tokens), static_cast<long long>(length));
   }
 
-  std::printf("\n%-16s", "position");
+  // Models of one kind are told apart by their folders.
+  std::vector<std::string> sorted = names;
+  std::sort(sorted.begin(), sorted.end());
+  if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) names = folders;
+
+  std::printf("\nby position, over windows that begin every %lld bytes\n%-16s", static_cast<long long>(stride), "position");
   for (const std::string& name : names) std::printf("  %24s", name.c_str());
   std::printf("\n");
   for (const Bucket& bucket : position_buckets(length, 1)) {
@@ -109,7 +114,7 @@ int eval_command(int count, char** words) {
     plot.log2_x = true;
     for (size_t i = 0; i < results.size(); ++i) {
       Series series{names[i], {}};
-      for (const Bucket& bucket : position_buckets(length, 4)) {
+      for (const Bucket& bucket : position_buckets(length, 2)) {
         const double y = mean_loss(results[i], bucket);
         if (!std::isnan(y)) series.points.emplace_back(0.5 * static_cast<double>(bucket.begin + bucket.end), y);
       }

@@ -31,7 +31,7 @@ double seconds_since(Clock::time_point start) { return std::chrono::duration<dou
 struct Plan {
   std::vector<std::string> data;
   int64_t context = 256, batch = 8, steps = 0, warm_up = 40, eval_every = 100, save_every = 200;
-  double minutes = 0, learning_rate = 4e-3, weight_decay = 0.1;
+  double minutes = 0, passes = 0, learning_rate = 4e-3, weight_decay = 0.1;
   uint64_t seed = 1;
 
   json to_json() const {
@@ -163,6 +163,8 @@ ModelConfig new_config(const Arguments& a, const Plan& plan) {
 }
 
 class Trainer {
+  static constexpr int64_t kCalibration = 23;  // steps of which all but the first three are timed
+
  public:
   Trainer(Machine& machine, const ModelConfig& config, const std::map<std::string, Tensor>& weights, const Plan& plan,
           std::string folder)
@@ -178,6 +180,7 @@ class Trainer {
   // From after step `step` to the end of the plan, or to step `stop_after` if that is not 0.
   int train(int64_t step, int64_t stop_after) {
     if (stop_after != 0 && plan_.steps == 0) throw Error("--stop-after needs --steps");
+    if (plan_.steps == 0 && most_steps() <= kCalibration) set_steps(most_steps());
     const double bigram = bigram_loss(text_);
     print_start(step, bigram);
     const Clock::time_point start = Clock::now();
@@ -198,7 +201,8 @@ class Trainer {
       if (plan_.steps == 0 && step > 3) {
         pure_seconds += seconds_since(step_start);
         // --minutes: the speed of the first steps tells how many fit, and from then on the number is fixed.
-        if (++pure_steps == 20) fix_steps(seconds_since(start), pure_seconds / 20, step);
+        ++pure_steps;
+        if (step == kCalibration) fix_steps(seconds_since(start), pure_seconds / static_cast<double>(pure_steps), step);
       }
       const double elapsed = std::max(seconds_since(window_start), 1e-9);
       progress_.show(step, plan_.steps, smooth, rate, static_cast<double>((step - window_first) * plan_.batch * plan_.context) / elapsed);
@@ -244,15 +248,26 @@ class Trainer {
     return loss;
   }
 
+  // Steps after which the text has been read as often as --passes allows: more only teaches it by heart.
+  int64_t most_steps() const {
+    const double steps = plan_.passes * static_cast<double>(text_.training.size()) / static_cast<double>(plan_.batch * plan_.context);
+    return std::max<int64_t>(1, static_cast<int64_t>(std::min(steps, 1e15)));
+  }
+
+  void set_steps(int64_t steps) {
+    plan_.steps = steps;
+    plan_.eval_every = std::max<int64_t>(1, (steps + 9) / 10);
+    plan_.save_every = plan_.eval_every;
+  }
+
   void fix_steps(double spent, double per_step, int64_t step) {
     // A twentieth of the time is left for evaluation and checkpoints.
     const double left = std::max(0.0, plan_.minutes * 60 - spent) * 0.95;
-    plan_.steps = step + std::max<int64_t>(1, static_cast<int64_t>(left / per_step));
-    plan_.eval_every = std::max<int64_t>(1, (plan_.steps + 9) / 10);
-    plan_.save_every = plan_.eval_every;
+    const int64_t in_time = step + std::max<int64_t>(1, static_cast<int64_t>(left / per_step));
+    set_steps(std::min(in_time, most_steps()));
     char text[160];
-    std::snprintf(text, sizeof text, "%.0f ms per step: %lld steps in %.3g minutes", per_step * 1e3,
-                  static_cast<long long>(plan_.steps), plan_.minutes);
+    std::snprintf(text, sizeof text, "%.0f ms per step: %lld steps, %s", per_step * 1e3, static_cast<long long>(plan_.steps),
+                  plan_.steps == in_time ? "what fits into the time" : "after which the text has been read --passes times");
     progress_.line(text);
   }
 
@@ -273,7 +288,7 @@ class Trainer {
 
   void report(int64_t step, double loss, double rate, double speed, double seconds, double bigram, bool last) {
     // Between reports a sample of the held-out part will do; the final figure is over all of it.
-    const Evaluation e = evaluate(run_, text_.held_out, plan_.batch, plan_.context, last ? 0 : 4 * plan_.batch);
+    const Evaluation e = evaluate(run_, text_.held_out, plan_.batch, plan_.context, plan_.context, last ? 0 : 4 * plan_.batch);
     char text[200];
     std::snprintf(text, sizeof text, "step %5lld  loss %.3f  held-out %.3f  lr %.1e  %.0f tokens/s  %.0f s",
                   static_cast<long long>(step), loss, e.loss, rate, speed, seconds);
@@ -314,6 +329,7 @@ int train_command(int count, char** words) {
   a.option("batch", "N", "8", "windows per step");
   a.option("steps", "N", "", "steps to train");
   a.option("minutes", "X", "2", "time to train, if --steps is not given");
+  a.option("passes", "X", "8", "with --minutes: end sooner when the text has been read so often");
   a.option("lr", "X", "4e-3", "highest learning rate");
   a.option("warm-up", "N", "40", "steps until it is reached");
   a.option("weight-decay", "X", "0.1", "decoupled weight decay of the matrices");
@@ -330,7 +346,7 @@ int train_command(int count, char** words) {
   Plan plan;
   if (a.flagged("resume")) {
     for (const char* fixed : {"block", "linear", "layers", "hidden", "heads", "state", "mlp", "levels", "context", "batch",
-                              "minutes", "lr", "warm-up", "weight-decay", "seed"}) {
+                              "minutes", "passes", "lr", "warm-up", "weight-decay", "seed"}) {
       if (a.given(fixed)) throw Error("--" + std::string(fixed) + " cannot change with --resume");
     }
     Resumed resumed = load_training(folder, &plan);
@@ -356,6 +372,7 @@ int train_command(int count, char** words) {
   plan.batch = a.integer("batch", 1, 1 << 16);
   if (a.given("steps")) plan.steps = a.integer("steps", 1, int64_t{1} << 40);
   plan.minutes = a.number("minutes", 0.01, 1e6);
+  plan.passes = a.number("passes", 0.01, 1e9);
   plan.learning_rate = a.number("lr", 0, 10);
   plan.warm_up = a.integer("warm-up", 0, 1 << 30);
   plan.weight_decay = a.number("weight-decay", 0, 10);

@@ -64,12 +64,15 @@ double learning_rate_at(int64_t step, int64_t warm_up, int64_t steps, double pea
   return peak * (0.1 + 0.45 * (1.0 + std::cos(std::numbers::pi * std::min(done, 1.0))));
 }
 
-Evaluation evaluate(ModelRun& run, const std::string& text, int64_t sequences, int64_t length, int64_t max_windows) {
+Evaluation evaluate(ModelRun& run, const std::string& text, int64_t sequences, int64_t length, int64_t stride,
+                    int64_t max_windows) {
   const auto size = static_cast<int64_t>(text.size());
   if (size < 2) throw Error("there is no held-out text");
-  // Windows of `length` tokens whose targets follow one another; the last one may be shorter.
+  // The last window may be shorter; overlapping ones stop where the first would be.
   std::vector<int64_t> begins;
-  for (int64_t begin = 0; begin + 1 < size; begin += length) begins.push_back(begin);
+  for (int64_t begin = 0; begin + 1 < size && (begin == 0 || stride >= length || begin + length < size); begin += stride) {
+    begins.push_back(begin);
+  }
   if (max_windows > 0 && static_cast<int64_t>(begins.size()) > max_windows) {
     std::vector<int64_t> some;
     const auto all = static_cast<int64_t>(begins.size());

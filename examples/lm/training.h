@@ -48,13 +48,16 @@ double bigram_loss(const Text& text);
 // Token windows [count][length + 1] of the training part for one step, the same for the same seed and step.
 std::vector<int32_t> random_windows(const std::string& text, int64_t count, int64_t length, uint64_t seed, int64_t step);
 
-// Loss over a text in windows of `length` tokens: the mean, and the mean at each position of a window.
+// Loss over a text in windows of `length` tokens, one every `stride` tokens: the mean, and the mean at each position of a
+// window. With stride = length every byte counts once; a smaller one sees each byte at several positions, which makes the
+// means by position smoother.
 struct Evaluation {
   double loss = 0;
   int64_t tokens = 0;
   std::vector<double> by_position;
 };
 // `run` must not have a state and must take `length` rows. At most `max_windows` windows, spread evenly; 0: all.
-Evaluation evaluate(ModelRun& run, const std::string& text, int64_t sequences, int64_t length, int64_t max_windows);
+Evaluation evaluate(ModelRun& run, const std::string& text, int64_t sequences, int64_t length, int64_t stride,
+                    int64_t max_windows);
 
 }  // namespace lm

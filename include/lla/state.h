@@ -130,7 +130,8 @@ LLA_API void lla_state_release(lla_state *state);
 LLA_API lla_status lla_state_commit(lla_state *state, lla_batch *batch, lla_index accepted, void *stream, lla_error *error);
 /**
  * @brief Lets the host's record of a commit with device counts catch up; may come steps later. On the CPU the record is
- *        always up to date and this only checks its arguments.
+ *        always up to date and this only checks its arguments. A batch must not be planned again before it is settled: who
+ *        settles k steps late takes turns with k + 1 batches.
  * @param state     the state.
  * @param batch     the committed batch.
  * @param accepted  the counts, now on the host, or not given = all.

@@ -41,8 +41,8 @@ void gather_chunk_of(DeltaHead* head, int64_t index);
 void select_piece(DeltaHead* head, int64_t index);
 // Entry of node b of a record, -1 if the layer does not use it.
 int entry_of_node(const DeltaShape& shape, const MixerShape& mixer, int b);
-// Sets the nodes to those of the history: in place where they are floats, else into the buffers. With `dense`, live nodes that
-// the history does not have become zeros instead of null.
+// Sets the nodes to those of the history: in place where they are floats, else into the buffers. With `dense`, live nodes
+// that the history does not have become zeros instead of null.
 void load_history(DeltaHead* head, bool dense);
 // Rounds all nodes as a fold at the end of a chunk does.
 void round_nodes(DeltaHead* head, int64_t index);

@@ -17,8 +17,8 @@ struct ForwardScratch {
   float *weight = nullptr, *exponent = nullptr;  // [grain]
 };
 
-void carve_forward(const DeltaShape& shape, const MixerShape& mixer, const Limits& limits, DeltaArena* arena, DeltaHead* head,
-                   ForwardScratch* scratch) {
+void carve_forward(const DeltaShape& shape, const MixerShape& mixer, const Limits& limits, DeltaArena* arena,
+                   DeltaHead* head, ForwardScratch* scratch) {
   carve_head(shape, mixer, arena, head);
   const int64_t slots = delta_slots(shape, limits.length / shape.rows);
   float* set = arena->floats(Size(slots) * shape.key_dim * shape.value_dim);

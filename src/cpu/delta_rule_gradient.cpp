@@ -165,7 +165,8 @@ void pass_through_gradient(const DeltaHead& head, const MixerBackward& problem, 
       }
       simd.narrow(offset_elements(to, dtype, i), dtype, row, head.shape.value_dim);
     }
-    store_element<float>(memory.node_decay(s.initial_gradient.node[b], head.head), memory.node_layout.decay_dtype(), 0, 0.0f);
+    char* decay = memory.node_decay(s.initial_gradient.node[b], head.head);
+    store_element<float>(decay, memory.node_layout.decay_dtype(), 0, 0.0f);
   }
   const TailRows rows = tail_rows(problem.shape, problem.state, s);
   const int64_t group = problem.shape.group_of(head.head);

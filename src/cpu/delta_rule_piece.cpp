@@ -91,8 +91,8 @@ void lower_dots(const Simd& simd, int64_t m, int64_t lo, int64_t k, const float*
   }
 }
 
-void lower_times(const Simd& simd, int64_t m, int64_t lo, int64_t n, const float* a, int64_t lda, const float* b, int64_t ldb,
-                 float* c, int64_t ldc, bool accumulate) {
+void lower_times(const Simd& simd, int64_t m, int64_t lo, int64_t n, const float* a, int64_t lda, const float* b,
+                 int64_t ldb, float* c, int64_t ldc, bool accumulate) {
   for (int64_t i = 0; i < m; i += kBlock) {
     const int64_t rows = std::min(kBlock, m - i);
     simd.outer_product(rows, n, lo + i + rows, a + i * lda, lda, 1, b, ldb, c + i * ldc, ldc, accumulate);

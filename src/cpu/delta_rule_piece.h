@@ -99,15 +99,16 @@ struct DeltaPieceGradient {
   float* column = nullptr;    // [ld]
 };
 void carve_piece_gradient(const DeltaShape& shape, DeltaArena* arena, DeltaPieceGradient* gradient);
-void piece_backward(const Simd& simd, const DeltaShape& shape, bool folded, DeltaPiece* piece, DeltaPieceGradient* gradient);
+void piece_backward(const Simd& simd, const DeltaShape& shape, bool folded, DeltaPiece* piece,
+                    DeltaPieceGradient* gradient);
 
 // Products with lower triangular matrices: rows i of [0, m) stand at lo + i and have columns [0, lo + i].
 // c[i][s] (+)= a_i . b_s (k terms); zero above the diagonal, up to column lo + m.
 void lower_dots(const Simd& simd, int64_t m, int64_t lo, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
                 float* c, int64_t ldc, bool accumulate);
 // c[i][j] (+)= sum_s a[i][s] b[s][j], j < n.
-void lower_times(const Simd& simd, int64_t m, int64_t lo, int64_t n, const float* a, int64_t lda, const float* b, int64_t ldb,
-                 float* c, int64_t ldc, bool accumulate);
+void lower_times(const Simd& simd, int64_t m, int64_t lo, int64_t n, const float* a, int64_t lda, const float* b,
+                 int64_t ldb, float* c, int64_t ldc, bool accumulate);
 // c[s][j] (+)= sum_i a[i][s] b[i][j], s < lo + m, j < n.
 void lower_transposed_times(const Simd& simd, int64_t m, int64_t lo, int64_t n, const float* a, int64_t lda, const float* b,
                             int64_t ldb, float* c, int64_t ldc, bool accumulate);

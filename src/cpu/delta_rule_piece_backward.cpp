@@ -46,8 +46,8 @@ void weights_backward(const Simd& simd, const DeltaShape& shape, DeltaPiece* pie
   lower_transposed_times(simd, m, lo, dv, piece->decay, ld, gradient->dy, dv, gradient->du, dv, true);
 }
 
-// Through the inverse: on entry dx holds the gradient of X (below the diagonal; what is above has no effect), on exit that of
-// M = -stril(w K K^T) times -w, whose gradient for w is added to dwrite.
+// Through the inverse: on entry dx holds the gradient of X (below the diagonal; what is above has no effect), on exit that
+// of stril(w K K^T) times w; the gradient of w by that product is added to dwrite.
 void inverse_backward(const Simd& simd, DeltaPiece* piece, DeltaPieceGradient* gradient) {
   const int64_t n = piece->n, ld = piece->ld;
   float* dx = gradient->dx;
@@ -76,7 +76,8 @@ void carve_piece_gradient(const DeltaShape& shape, DeltaArena* arena, DeltaPiece
   gradient->column = arena->floats(c);
 }
 
-void piece_backward(const Simd& simd, const DeltaShape& shape, bool folded, DeltaPiece* piece, DeltaPieceGradient* gradient) {
+void piece_backward(const Simd& simd, const DeltaShape& shape, bool folded, DeltaPiece* piece,
+                    DeltaPieceGradient* gradient) {
   const int64_t n = piece->n, m = piece->m, lo = piece->lo(), ld = piece->ld, dk = shape.key_dim, dv = shape.value_dim;
   float *dr = gradient->dr, *dp = gradient->dw, *dx = gradient->dx;
   if (m > 0) {
