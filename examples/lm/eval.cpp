@@ -58,7 +58,7 @@ int eval_command(int count, char** words) {
   a.option("data", "FILE", "", "text; may be given several times");
   a.flag("whole", "read the whole files, not the last tenth");
   a.option("length", "N", "", "tokens of a window (default: the first model's training context)");
-  a.option("stride", "N", "", "distance of the windows for the means by position (default: an eighth of a window)");
+  a.option("stride", "N", "", "distance of the windows for the means by position (default: such that there are 128)");
   a.option("batch", "N", "4", "windows at once");
   a.option("svg", "FILE", "", "also draw the loss by position");
   a.option("threads", "N", "", "threads (default: all cores)");
@@ -82,7 +82,8 @@ int eval_command(int count, char** words) {
     checkpoint.config.absorb = checkpoint.config.levels > 0 && lla_levels_needed(length) > checkpoint.config.levels;
     Model model(machine.context.get(), machine.threads, checkpoint.config, checkpoint.tensors);
     ModelRun run(model, {batch, length, false, 0, 0});
-    stride = a.given("stride") ? a.integer("stride", 1, 1 << 24) : std::max<int64_t>(1, length / 8);
+    stride = a.given("stride") ? a.integer("stride", 1, 1 << 24)
+                               : std::clamp<int64_t>(static_cast<int64_t>(text.held_out.size()) / 128, 1, length);
     const Evaluation whole = evaluate(run, text.held_out, batch, length, length, 0);
     results.push_back(stride == length ? whole : evaluate(run, text.held_out, batch, length, stride, 0));
     names.push_back(label(checkpoint.config));

@@ -109,8 +109,8 @@ class Binder {
         const Span& w = written_.span[i];
         const Span& r = read_.span[j];
         if (!spans_overlap(w, r)) continue;
-        return fail(error_, LLA_INVALID_ARGUMENT, "%s: %s overlaps %s: %s", w.name.array, role_name(w.name.role), r.name.array,
-                    role_name(r.name.role));
+        return fail(error_, LLA_INVALID_ARGUMENT, "%s: %s overlaps %s: %s", w.name.array, role_name(w.name.role),
+                    r.name.array, role_name(r.name.role));
       }
     }
     return LLA_OK;
@@ -124,8 +124,9 @@ class Binder {
       if (s.padding || s.rows == 0) continue;
       const int64_t needed = levels_needed(s.position + s.rows);
       if (needed > shape.levels) {
-        return fail(error_, LLA_LEVELS_EXCEEDED, "batch: sequence %lld reaches length %lld and needs %lld levels, the layer has %lld",
-                    ll(s.index), ll(s.position + s.rows), ll(needed), ll(shape.levels));
+        return fail(error_, LLA_LEVELS_EXCEEDED,
+                    "batch: sequence %lld reaches length %lld and needs %lld levels, the layer has %lld", ll(s.index),
+                    ll(s.position + s.rows), ll(needed), ll(shape.levels));
       }
     }
     return LLA_OK;
@@ -169,7 +170,8 @@ class Binder {
     return LLA_OK;
   }
   lla_status unknown(const char* array, lla_role role, int64_t index) const {
-    return fail(error_, LLA_INVALID_ARGUMENT, "%s[%lld]: %s (%d) has no place here", array, ll(index), role_name(role), role);
+    return fail(error_, LLA_INVALID_ARGUMENT, "%s[%lld]: %s (%d) has no place here", array, ll(index), role_name(role),
+                role);
   }
   lla_status missing(const char* array, lla_role role) const {
     return fail(error_, LLA_MISSING_ROLE, "%s: %s is missing", array, role_name(role));
@@ -238,7 +240,7 @@ class Binder {
     if (rule.rank == 1) {
       bool other = t.dims[0] == rule.other_dim && rule.other_dim != rule.dims[0] && rule.other_dim > 0;
       if (t.dims[0] != rule.dims[0] && !other) return bad_dim(array, b.role, 0, t.dims[0], rule.dims[0], "");
-      bool* flag = b.role == LLA_WEIGHT_SKIP ? &tensors->skip_per_channel
+      bool* flag = b.role == LLA_WEIGHT_SKIP   ? &tensors->skip_per_channel
                    : b.role == LLA_WEIGHT_NORM ? &tensors->norm_per_group
                                                : &other;
       if (!written) *flag = other;

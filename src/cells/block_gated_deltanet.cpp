@@ -11,7 +11,7 @@ struct InputProjection {
   lla_role role;
   int64_t heads, dim;  // outputs = heads * dim
   View CellTensors::*view;
-  int stream;          // index of qkv, or -1: `view`
+  int stream;  // index of qkv, or -1: `view`
 };
 
 // The projections that this description has, in the order in which they run.
@@ -91,7 +91,8 @@ void add_gated_deltanet_backward(Builder& b, const CallTensors& call) {
   const View dx = b.rows(1, d.hidden);  // the projections' terms meet here
   g.y = columns(b.rows(1, values), 0, d.value_dim);
   add_projection_backward(b, t.y, call.output_gradients.view(LLA_Y), v.weight(LLA_WEIGHT_OUT_PROJ), g.y,
-                          gradients.weight(LLA_WEIGHT_OUT_PROJ), gradients.weight(LLA_WEIGHT_OUT_PROJ_BIAS), values, d.hidden);
+                          gradients.weight(LLA_WEIGHT_OUT_PROJ), gradients.weight(LLA_WEIGHT_OUT_PROJ_BIAS), values,
+                          d.hidden);
   add_cell_gradients(b, t, g, rows);
 
   View term = dx;
@@ -99,8 +100,8 @@ void add_gated_deltanet_backward(Builder& b, const CallTensors& call) {
     const InputProjection& p = list[i];
     const View& dy = input_of(p, &g);
     if (!b.wants(dy)) continue;
-    add_projection_backward(b, v.view(LLA_X), dy, v.weight(p.role), want_x ? term : View(), gradients.weight(p.role), Matrix(),
-                            d.hidden, p.heads * p.dim);
+    add_projection_backward(b, v.view(LLA_X), dy, v.weight(p.role), want_x ? term : View(), gradients.weight(p.role),
+                            Matrix(), d.hidden, p.heads * p.dim);
     term.accumulate = true;
   }
   if (want_x) b.copy(dx, gradients.view(LLA_X), 1, d.hidden);

@@ -62,7 +62,8 @@ void add_mamba2_forward(Builder& b, const CallTensors& call) {
   block_weights(b, v, &t);
   project_columns(b, projected, &t);
   t.y = columns(b.rows(1, values), 0, d.value_dim);
-  add_projection(b, v.view(LLA_X), projected, v.weight(LLA_WEIGHT_IN_PROJ), v.weight(LLA_WEIGHT_IN_PROJ_BIAS), d.hidden, width);
+  add_projection(b, v.view(LLA_X), projected, v.weight(LLA_WEIGHT_IN_PROJ), v.weight(LLA_WEIGHT_IN_PROJ_BIAS), d.hidden,
+                 width);
   CellRows rows;
   add_cell_inputs(b, t, b.batch, &rows);
   add_cell_mixer(b, t, b.batch, b.saved_out, &rows);
@@ -83,7 +84,8 @@ void add_mamba2_backward(Builder& b, const CallTensors& call) {
   block_weights(b, v, &t);
   project_columns(b, projected, &t);
   t.y = columns(b.rows(1, values), 0, d.value_dim);
-  add_projection(b, v.view(LLA_X), projected, v.weight(LLA_WEIGHT_IN_PROJ), v.weight(LLA_WEIGHT_IN_PROJ_BIAS), d.hidden, width);
+  add_projection(b, v.view(LLA_X), projected, v.weight(LLA_WEIGHT_IN_PROJ), v.weight(LLA_WEIGHT_IN_PROJ_BIAS), d.hidden,
+                 width);
   CellRows rows;
   add_cell_inputs(b, t, b.quiet_batch, &rows);
   add_cell_mixer(b, t, b.quiet_batch, nullptr, &rows);
@@ -97,7 +99,8 @@ void add_mamba2_backward(Builder& b, const CallTensors& call) {
   if (want_projected) project_columns(b, dprojected, &g);
   g.y = columns(b.rows(1, values), 0, d.value_dim);
   add_projection_backward(b, t.y, call.output_gradients.view(LLA_Y), v.weight(LLA_WEIGHT_OUT_PROJ), g.y,
-                          gradients.weight(LLA_WEIGHT_OUT_PROJ), gradients.weight(LLA_WEIGHT_OUT_PROJ_BIAS), values, d.hidden);
+                          gradients.weight(LLA_WEIGHT_OUT_PROJ), gradients.weight(LLA_WEIGHT_OUT_PROJ_BIAS), values,
+                          d.hidden);
   add_cell_gradients(b, t, g, rows);
   if (!want_projected) return;
   add_projection_backward(b, x, dprojected, v.weight(LLA_WEIGHT_IN_PROJ), gradients.view(LLA_X),

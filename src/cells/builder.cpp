@@ -11,19 +11,32 @@ namespace {
 
 const char* op_name(Op op) {
   switch (op) {
-    case Op::MixerForward: return "mixer forward";
-    case Op::MixerBackward: return "mixer backward";
-    case Op::ConvolutionForward: return "convolution forward";
-    case Op::ConvolutionBackward: return "convolution backward";
-    case Op::GatesForward: return "gates forward";
-    case Op::GatesBackward: return "gates backward";
-    case Op::L2NormForward: return "L2 norm forward";
-    case Op::L2NormBackward: return "L2 norm backward";
-    case Op::GatedNormForward: return "gated norm forward";
-    case Op::GatedNormBackward: return "gated norm backward";
-    case Op::ProjectionForward: return "projection forward";
-    case Op::ProjectionBackward: return "projection backward";
-    default: return "fill rows";
+    case Op::MixerForward:
+      return "mixer forward";
+    case Op::MixerBackward:
+      return "mixer backward";
+    case Op::ConvolutionForward:
+      return "convolution forward";
+    case Op::ConvolutionBackward:
+      return "convolution backward";
+    case Op::GatesForward:
+      return "gates forward";
+    case Op::GatesBackward:
+      return "gates backward";
+    case Op::L2NormForward:
+      return "L2 norm forward";
+    case Op::L2NormBackward:
+      return "L2 norm backward";
+    case Op::GatedNormForward:
+      return "gated norm forward";
+    case Op::GatedNormBackward:
+      return "gated norm backward";
+    case Op::ProjectionForward:
+      return "projection forward";
+    case Op::ProjectionBackward:
+      return "projection backward";
+    default:
+      return "fill rows";
   }
 }
 
@@ -133,8 +146,10 @@ void Builder::account(const Kernel& kernel, const void* problem) {
   per_thread_ = Size(std::max(per_thread_.value(), need.per_thread));
   if (kernel.op != Op::MixerForward || !kernel.saved_bytes) return;
   const int64_t saved = kernel.saved_bytes(problem, limits_);
-  if (saved < 0) overflow_ = true;
-  else saved_ = std::max(saved_, saved);
+  if (saved < 0)
+    overflow_ = true;
+  else
+    saved_ = std::max(saved_, saved);
 }
 
 void Builder::reserve(const Builder& measured) {

@@ -13,31 +13,41 @@
 namespace lla {
 
 // Calls f(View&) for every view of a problem.
-template <class F> void each_view(MixerForward& p, F f) {
+template <class F>
+void each_view(MixerForward& p, F f) {
   for (View* v : {&p.q, &p.k, &p.v, &p.gate, &p.write, &p.lambda, &p.y}) f(*v);
 }
-template <class F> void each_view(MixerBackward& p, F f) {
-  for (View* v : {&p.q, &p.k, &p.v, &p.gate, &p.write, &p.lambda, &p.dy, &p.dq, &p.dk, &p.dv, &p.dgate, &p.dwrite, &p.dlambda}) f(*v);
+template <class F>
+void each_view(MixerBackward& p, F f) {
+  for (View* v :
+       {&p.q, &p.k, &p.v, &p.gate, &p.write, &p.lambda, &p.dy, &p.dq, &p.dk, &p.dv, &p.dgate, &p.dwrite, &p.dlambda})
+    f(*v);
 }
-template <class F> void each_view(Convolution& p, F f) {
+template <class F>
+void each_view(Convolution& p, F f) {
   for (View* v : {&p.x, &p.y, &p.dy, &p.dx}) f(*v);
 }
-template <class F> void each_view(Gates& p, F f) {
+template <class F>
+void each_view(Gates& p, F f) {
   for (View* v : {&p.gate, &p.write, &p.lambda, &p.gate_out, &p.write_out, &p.lambda_out, &p.dgate_out, &p.dwrite_out,
                   &p.dlambda_out, &p.dgate, &p.dwrite, &p.dlambda}) {
     f(*v);
   }
 }
-template <class F> void each_view(L2Norm& p, F f) {
+template <class F>
+void each_view(L2Norm& p, F f) {
   for (View* v : {&p.x, &p.y, &p.dy, &p.dx}) f(*v);
 }
-template <class F> void each_view(GatedNorm& p, F f) {
+template <class F>
+void each_view(GatedNorm& p, F f) {
   for (View* v : {&p.x, &p.skip, &p.z, &p.y, &p.dy, &p.dx, &p.dskip, &p.dz}) f(*v);
 }
-template <class F> void each_view(Projection& p, F f) {
+template <class F>
+void each_view(Projection& p, F f) {
   for (View* v : {&p.x, &p.y, &p.dy, &p.dx}) f(*v);
 }
-template <class F> void each_view(RowsFill& p, F f) {
+template <class F>
+void each_view(RowsFill& p, F f) {
   for (View* v : {&p.x, &p.y}) f(*v);
 }
 
@@ -70,7 +80,8 @@ class Builder {
   int32_t compute_dtype() const { return backend_.compute_dtype; }
 
   // Adds a step.
-  template <class P> void add(Op op, P problem) {
+  template <class P>
+  void add(Op op, P problem) {
     if (measuring) {
       const Kernel* kernel = measure(op, problem);
       if (kernel && steps_++ == wanted_step_) step_name_ = kernel->name;
@@ -79,9 +90,12 @@ class Builder {
     }
   }
   // Adds a step that only some calls need; it is measured but not listed among the layer's steps.
-  template <class P> void add_at_times(Op op, P problem) {
-    if (measuring) measure(op, problem);
-    else build(op, problem);
+  template <class P>
+  void add_at_times(Op op, P problem) {
+    if (measuring)
+      measure(op, problem);
+    else
+      build(op, problem);
   }
   // Zeroes the slack rows of a caller's tensor, unless it accumulates.
   void fill(const View& view, int64_t heads, int64_t dim);
@@ -99,7 +113,8 @@ class Builder {
   void reserve(const Builder& measured);
 
  private:
-  template <class P> const Kernel* measure(Op op, P& problem) {
+  template <class P>
+  const Kernel* measure(Op op, P& problem) {
     const Kernel* first = find_kernel(backend_, op, &problem);
     if (!first) {
       not_found(op);
@@ -115,7 +130,8 @@ class Builder {
     }
     return first;
   }
-  template <class P> void build(Op op, P& problem) {
+  template <class P>
+  void build(Op op, P& problem) {
     Step* step = next_step(op, find_kernel(backend_, op, &problem), &problem);
     if (!step) return;
     ::new (static_cast<void*>(&step->problem)) P(problem);

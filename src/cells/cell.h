@@ -19,14 +19,14 @@ struct CellTensors {
 
 // What the steps of a cell hand to each other.
 struct CellRows {
-  View stage;               // [N, widest stream]: first packed inputs of convolutions, then the mixer's output
-  View conv[kStreams];      // after the convolution, if there is one
-  View norm[2];             // q and k after the norm, if there is one
-  View qkv[kStreams];       // what the norm or mixer reads: conv, or the input itself
-  View mixed[kStreams];     // what the mixer reads: norm, or qkv
-  View gate, write, lambda; // what the mixer reads
-  View o;                   // the mixer's output: in stage, or y itself if nothing follows
-  bool after = false;       // something follows the mixer: skip, output gate or norm
+  View stage;                // [N, widest stream]: first packed inputs of convolutions, then the mixer's output
+  View conv[kStreams];       // after the convolution, if there is one
+  View norm[2];              // q and k after the norm, if there is one
+  View qkv[kStreams];        // what the norm or mixer reads: conv, or the input itself
+  View mixed[kStreams];      // what the mixer reads: norm, or qkv
+  View gate, write, lambda;  // what the mixer reads
+  View o;                    // the mixer's output: in stage, or y itself if nothing follows
+  bool after = false;        // something follows the mixer: skip, output gate or norm
 };
 
 // Takes the cell's tensors from the caller's by role.
@@ -54,7 +54,8 @@ void add_part_forward(Builder& b, const CallTensors& call);
 void add_part_backward(Builder& b, const CallTensors& call);
 
 // Pieces that cell and parts share.
-GatedNorm gated_norm_of(const Builder& b, const Matrix& skip, bool skip_per_channel, const Matrix& norm, bool norm_per_group);
+GatedNorm gated_norm_of(const Builder& b, const Matrix& skip, bool skip_per_channel, const Matrix& norm,
+                        bool norm_per_group);
 Gates gates_of(const Builder& b);
 // Columns [first, first + heads * dim) of a tensor whose rows are contiguous.
 View columns(const View& rows, int64_t first, int64_t dim);

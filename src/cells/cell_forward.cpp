@@ -51,7 +51,8 @@ Gates gates_of(const Builder& b) {
   return p;
 }
 
-GatedNorm gated_norm_of(const Builder& b, const Matrix& skip, bool skip_per_channel, const Matrix& norm, bool norm_per_group) {
+GatedNorm gated_norm_of(const Builder& b, const Matrix& skip, bool skip_per_channel, const Matrix& norm,
+                        bool norm_per_group) {
   GatedNorm p;
   p.form = b.d.norm_form;
   p.width = b.d.heads * b.d.value_dim;

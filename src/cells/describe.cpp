@@ -50,7 +50,8 @@ struct FieldInfo {
   FieldType type;
 };
 
-#define LLA_FIELD(field, name, type) {field, #name, offsetof(lla_layer_desc, name), FieldType::type}
+#define LLA_FIELD(field, name, type) \
+  { field, #name, offsetof(lla_layer_desc, name), FieldType::type }
 constexpr FieldInfo kFields[] = {
     LLA_FIELD(kMixer, mixer, Int32),
     LLA_FIELD(kHeads, heads, Int64),
@@ -84,8 +85,8 @@ constexpr FieldInfo kFields[] = {
 constexpr uint32_t kOperator =
     kHeads | kGroups | kKeyDim | kValueDim | kGrain | kLevels | kLambdaForm | kLevelOverflow | kHeadMap;
 constexpr uint32_t kForms = kMixer | kGateForm | kWriteForm | kQkNorm | kScale | kLambdaScale | kNormForm;
-constexpr uint32_t kAroundMixer = kQkNormEpsilon | kDtMin | kDtMax | kConvWidth | kConvActivation | kNormGroup |
-                                  kNormEpsilon | kInnerDtype;
+constexpr uint32_t kAroundMixer =
+    kQkNormEpsilon | kDtMin | kDtMax | kConvWidth | kConvActivation | kNormGroup | kNormEpsilon | kInnerDtype;
 
 struct KindInfo {
   const char* name;
@@ -154,7 +155,8 @@ class Checker {
       if (f.type == FieldType::Double) std::memcpy(&real, at, sizeof(real));
       if (whole == 0 && real == 0) continue;
       if (f.type == FieldType::Double) {
-        return fail(error_, LLA_INVALID_ARGUMENT, "description: %s must be 0 for %s, is %g", f.name, kKinds[d_.kind].name, real);
+        return fail(error_, LLA_INVALID_ARGUMENT, "description: %s must be 0 for %s, is %g", f.name, kKinds[d_.kind].name,
+                    real);
       }
       return fail(error_, LLA_INVALID_ARGUMENT, "description: %s must be 0 for %s, is %lld", f.name, kKinds[d_.kind].name,
                   static_cast<long long>(whole));
@@ -267,7 +269,8 @@ class Checker {
 
   lla_status gates() {
     if (!uses(kGateForm)) return LLA_OK;
-    if (d_.gate_form != LLA_GATE_LOG && d_.gate_form != LLA_GATE_SOFTPLUS) return integer("gate_form", d_.gate_form, "is none");
+    if (d_.gate_form != LLA_GATE_LOG && d_.gate_form != LLA_GATE_SOFTPLUS)
+      return integer("gate_form", d_.gate_form, "is none");
     if (d_.write_form < LLA_WRITE_NONE || d_.write_form > LLA_WRITE_STEP) {
       return integer("write_form", d_.write_form, "is none");
     }
@@ -303,7 +306,8 @@ class Checker {
       }
     }
     if (!uses(kNormForm)) return LLA_OK;
-    if (d_.norm_form < LLA_NORM_NONE || d_.norm_form > LLA_NORM_NORM_FIRST) return integer("norm_form", d_.norm_form, "is none");
+    if (d_.norm_form < LLA_NORM_NONE || d_.norm_form > LLA_NORM_NORM_FIRST)
+      return integer("norm_form", d_.norm_form, "is none");
     if (d_.norm_form == LLA_NORM_NONE) {
       if (d_.norm_group != 0) return integer("norm_group", d_.norm_group, "must be 0 without a norm_form");
       if (d_.norm_epsilon != 0) return number("norm_epsilon", d_.norm_epsilon, "must be 0 without a norm_form");
@@ -331,7 +335,8 @@ class Checker {
       return LLA_OK;
     }
     if (d_.conv_width == 0) d_.conv_width = 4;
-    if (d_.conv_width < 1 || d_.conv_width > kMaxConvWidth) return integer("conv_width", d_.conv_width, "must be 1 ... 4096");
+    if (d_.conv_width < 1 || d_.conv_width > kMaxConvWidth)
+      return integer("conv_width", d_.conv_width, "must be 1 ... 4096");
     return LLA_OK;
   }
 
@@ -356,8 +361,8 @@ class Checker {
     if (d_.inner_dtype == LLA_DTYPE_DEFAULT) d_.inner_dtype = compute;
     if (!is_float_dtype(d_.inner_dtype)) return integer("inner_dtype", d_.inner_dtype, "must be a floating-point type");
     if (d_.inner_dtype != LLA_F32 && d_.inner_dtype != compute) {
-      return fail(error_, LLA_NOT_IMPLEMENTED, "description: inner_dtype %d is not implemented by backend %s", d_.inner_dtype,
-                  context_.backend->name);
+      return fail(error_, LLA_NOT_IMPLEMENTED, "description: inner_dtype %d is not implemented by backend %s",
+                  d_.inner_dtype, context_.backend->name);
     }
     return LLA_OK;
   }
@@ -415,8 +420,10 @@ lla_status describe_layer(Context* context, const lla_layer_desc& description, L
     history.shape = layer->shape;
     history.has_write = history.has_mixer && d.write_form != LLA_WRITE_NONE;
     history.conv_width = d.conv_width;
-    if (d.kind == LLA_LAYER_CONVOLUTION) history.conv_channels = d.hidden;
-    else if (d.conv_width > 0) history.conv_channels = 2 * d.groups * d.key_dim + d.heads * d.value_dim;
+    if (d.kind == LLA_LAYER_CONVOLUTION)
+      history.conv_channels = d.hidden;
+    else if (d.conv_width > 0)
+      history.conv_channels = 2 * d.groups * d.key_dim + d.heads * d.value_dim;
     history.grain = d.grain;
     // What lies between the steps of a cell is of the compute type, so a narrower tail would lose something.
     const bool any = d.kind == LLA_LAYER_MIXER || d.kind == LLA_LAYER_CONVOLUTION;

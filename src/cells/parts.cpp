@@ -154,11 +154,21 @@ void add_projection_backward(Builder& b, const View& x, const View& dy, const Ma
 void add_part_forward(Builder& b, const CallTensors& call) {
   const Tensors& v = call.values;
   switch (b.d.kind) {
-    case LLA_LAYER_MIXER: b.add(Op::MixerForward, mixer_forward(b, v)); break;
-    case LLA_LAYER_CONVOLUTION: b.add(Op::ConvolutionForward, convolution(b, call)); break;
-    case LLA_LAYER_GATES: b.add(Op::GatesForward, gates(b, call)); break;
-    case LLA_LAYER_L2_NORM: b.add(Op::L2NormForward, l2_norm(b, call)); break;
-    case LLA_LAYER_GATED_NORM: b.add(Op::GatedNormForward, gated_norm(b, call)); break;
+    case LLA_LAYER_MIXER:
+      b.add(Op::MixerForward, mixer_forward(b, v));
+      break;
+    case LLA_LAYER_CONVOLUTION:
+      b.add(Op::ConvolutionForward, convolution(b, call));
+      break;
+    case LLA_LAYER_GATES:
+      b.add(Op::GatesForward, gates(b, call));
+      break;
+    case LLA_LAYER_L2_NORM:
+      b.add(Op::L2NormForward, l2_norm(b, call));
+      break;
+    case LLA_LAYER_GATED_NORM:
+      b.add(Op::GatedNormForward, gated_norm(b, call));
+      break;
     default:  // LLA_LAYER_PROJECTION
       add_projection(b, v.view(LLA_X), v.view(LLA_Y), v.weight(LLA_WEIGHT_PROJ), v.weight(LLA_WEIGHT_PROJ_BIAS), b.d.hidden,
                      b.d.outputs);
@@ -169,11 +179,21 @@ void add_part_backward(Builder& b, const CallTensors& call) {
   const Tensors& v = call.values;
   const Tensors& g = call.gradients;
   switch (b.d.kind) {
-    case LLA_LAYER_MIXER: b.add(Op::MixerBackward, mixer_backward(b, call)); break;
-    case LLA_LAYER_CONVOLUTION: b.add(Op::ConvolutionBackward, convolution(b, call)); break;
-    case LLA_LAYER_GATES: b.add(Op::GatesBackward, gates(b, call)); break;
-    case LLA_LAYER_L2_NORM: b.add(Op::L2NormBackward, l2_norm(b, call)); break;
-    case LLA_LAYER_GATED_NORM: b.add(Op::GatedNormBackward, gated_norm(b, call)); break;
+    case LLA_LAYER_MIXER:
+      b.add(Op::MixerBackward, mixer_backward(b, call));
+      break;
+    case LLA_LAYER_CONVOLUTION:
+      b.add(Op::ConvolutionBackward, convolution(b, call));
+      break;
+    case LLA_LAYER_GATES:
+      b.add(Op::GatesBackward, gates(b, call));
+      break;
+    case LLA_LAYER_L2_NORM:
+      b.add(Op::L2NormBackward, l2_norm(b, call));
+      break;
+    case LLA_LAYER_GATED_NORM:
+      b.add(Op::GatedNormBackward, gated_norm(b, call));
+      break;
     default:  // LLA_LAYER_PROJECTION
       add_projection_backward(b, v.view(LLA_X), call.output_gradients.view(LLA_Y), v.weight(LLA_WEIGHT_PROJ), g.view(LLA_X),
                               g.weight(LLA_WEIGHT_PROJ), g.weight(LLA_WEIGHT_PROJ_BIAS), b.d.hidden, b.d.outputs);

@@ -18,12 +18,17 @@ long long ll(int64_t x) { return static_cast<long long>(x); }
 void add_steps(Builder& b, lla_pass pass, const CallTensors& call) {
   const bool forward = pass == LLA_PASS_FORWARD;
   switch (b.d.kind) {
-    case LLA_LAYER_CELL: forward ? add_cell_forward(b, call) : add_cell_backward(b, call); break;
-    case LLA_LAYER_MAMBA2: forward ? add_mamba2_forward(b, call) : add_mamba2_backward(b, call); break;
+    case LLA_LAYER_CELL:
+      forward ? add_cell_forward(b, call) : add_cell_backward(b, call);
+      break;
+    case LLA_LAYER_MAMBA2:
+      forward ? add_mamba2_forward(b, call) : add_mamba2_backward(b, call);
+      break;
     case LLA_LAYER_GATED_DELTANET:
       forward ? add_gated_deltanet_forward(b, call) : add_gated_deltanet_backward(b, call);
       break;
-    default: forward ? add_part_forward(b, call) : add_part_backward(b, call);
+    default:
+      forward ? add_part_forward(b, call) : add_part_backward(b, call);
   }
   // Rows of no sequence: zero in every output, and in every gradient that does not accumulate.
   LayerRules rules;
@@ -33,8 +38,10 @@ void add_steps(Builder& b, lla_pass pass, const CallTensors& call) {
     if (rule.output != forward) continue;
     const View& view = forward ? call.values.view(rule.role) : call.gradients.view(rule.role);
     if (!b.wants(view)) continue;
-    if (rule.rank == 2) b.fill(view, rule.dims[0], rule.dims[1]);
-    else b.fill(view, 1, rule.dims[0]);
+    if (rule.rank == 2)
+      b.fill(view, rule.dims[0], rule.dims[1]);
+    else
+      b.fill(view, 1, rule.dims[0]);
   }
 }
 
@@ -159,7 +166,8 @@ lla_status check_programs(const Layer& layer, lla_error* error) noexcept {
   return LLA_OK;
 }
 
-lla_status measure_program(const Layer& layer, const Limits& limits, lla_pass pass, size_t* bytes, lla_error* error) noexcept {
+lla_status measure_program(const Layer& layer, const Limits& limits, lla_pass pass, size_t* bytes,
+                           lla_error* error) noexcept {
   if (pass != LLA_PASS_FORWARD && pass != LLA_PASS_BACKWARD) {
     return fail(error, LLA_INVALID_ARGUMENT, "pass must be LLA_PASS_FORWARD or LLA_PASS_BACKWARD, is %d", pass);
   }
@@ -176,8 +184,8 @@ lla_status measure_saved(const Layer& layer, const Limits& limits, size_t* bytes
   return LLA_OK;
 }
 
-lla_status prepare_forward(const Layer& layer, const lla_forward_args& arguments, Batch* batch, State* state, Program** program,
-                           lla_error* error) noexcept {
+lla_status prepare_forward(const Layer& layer, const lla_forward_args& arguments, Batch* batch, State* state,
+                           Program** program, lla_error* error) noexcept {
   Builder measured(layer, batch->limits);
   LLA_TRY(check_call(layer, arguments, *batch, state, LLA_PASS_FORWARD, &measured, error));
   CallTensors call;

@@ -50,12 +50,13 @@ struct Program {
 // Whether the backend has a kernel for every step of forward and backward.
 lla_status check_programs(const Layer& layer, lla_error* error) noexcept;
 // Sizes of workspace and saved buffer.
-lla_status measure_program(const Layer& layer, const Limits& limits, lla_pass pass, size_t* bytes, lla_error* error) noexcept;
-lla_status measure_saved(const Layer& layer, const Limits& limits, size_t* bytes, lla_error* error) noexcept;
-// Check every argument against the layer and the batch, then build the program in the workspace. Nothing but the workspace is
-// written. `state` and `gradient_state` memory come from the batch.
-lla_status prepare_forward(const Layer& layer, const lla_forward_args& arguments, Batch* batch, State* state, Program** program,
+lla_status measure_program(const Layer& layer, const Limits& limits, lla_pass pass, size_t* bytes,
                            lla_error* error) noexcept;
+lla_status measure_saved(const Layer& layer, const Limits& limits, size_t* bytes, lla_error* error) noexcept;
+// Check every argument against the layer and the batch, then build the program in the workspace. Nothing but the workspace
+// is written. `state` and `gradient_state` memory come from the batch.
+lla_status prepare_forward(const Layer& layer, const lla_forward_args& arguments, Batch* batch, State* state,
+                           Program** program, lla_error* error) noexcept;
 lla_status prepare_backward(const Layer& layer, const lla_backward_args& arguments, Batch* batch, State* state,
                             Program** program, lla_error* error) noexcept;
 // Runs all phases through the context's threads.

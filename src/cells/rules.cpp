@@ -51,9 +51,7 @@ class Rules {
 };
 
 bool lambda_has_weight(const lla_layer_desc& d) { return d.lambda_form > LLA_LAMBDA_READY; }
-bool write_is_tensor(const lla_layer_desc& d) {
-  return d.write_form != LLA_WRITE_NONE && d.write_form != LLA_WRITE_STEP;
-}
+bool write_is_tensor(const lla_layer_desc& d) { return d.write_form != LLA_WRITE_NONE && d.write_form != LLA_WRITE_STEP; }
 
 // Q, K, V, GATE, WRITE, LAMBDA of mixers and cells.
 void operator_inputs(Rules* r, const lla_layer_desc& d) {
@@ -154,15 +152,23 @@ void fill_rules(const Layer& layer, LayerRules* rules) noexcept {
       operator_inputs(&r, d);
       r.heads(LLA_Y, true, true, d.heads, d.value_dim);
       break;
-    case LLA_LAYER_CELL: cell_rules(&r, d); break;
-    case LLA_LAYER_MAMBA2: mamba2_rules(&r, d); break;
-    case LLA_LAYER_GATED_DELTANET: gated_deltanet_rules(&r, d); break;
+    case LLA_LAYER_CELL:
+      cell_rules(&r, d);
+      break;
+    case LLA_LAYER_MAMBA2:
+      mamba2_rules(&r, d);
+      break;
+    case LLA_LAYER_GATED_DELTANET:
+      gated_deltanet_rules(&r, d);
+      break;
     case LLA_LAYER_CONVOLUTION:
       r.io(LLA_X, true, false, d.hidden, d.hidden);
       r.io(LLA_Y, true, true, d.hidden, d.hidden);
       r.convolution(LLA_WEIGHT_CONV, LLA_WEIGHT_CONV_BIAS, d.hidden, d.conv_width);
       break;
-    case LLA_LAYER_GATES: gates_rules(&r, d); break;
+    case LLA_LAYER_GATES:
+      gates_rules(&r, d);
+      break;
     case LLA_LAYER_L2_NORM:
       r.heads(LLA_X, true, false, d.heads, d.key_dim);
       r.heads(LLA_Y, true, true, d.heads, d.key_dim);
@@ -185,7 +191,9 @@ void fill_rules(const Layer& layer, LayerRules* rules) noexcept {
 
 const char* role_name(lla_role role) noexcept {
   switch (role) {
-#define LLA_ROLE(name) case name: return #name
+#define LLA_ROLE(name) \
+  case name:           \
+    return #name
     LLA_ROLE(LLA_Q);
     LLA_ROLE(LLA_K);
     LLA_ROLE(LLA_V);
@@ -226,7 +234,8 @@ const char* role_name(lla_role role) noexcept {
     LLA_ROLE(LLA_WEIGHT_PROJ);
     LLA_ROLE(LLA_WEIGHT_PROJ_BIAS);
 #undef LLA_ROLE
-    default: return "a role";
+    default:
+      return "a role";
   }
 }
 

@@ -22,7 +22,7 @@ struct IoRule {
   bool spare_columns = false;  // the last axis may be longer than dims says
   int rank = 1;                // axes after the rows: 1 or 2
   int64_t dims[2] = {0, 0};
-  int64_t head_dim = 1;        // rank 1: distance of two heads within a row
+  int64_t head_dim = 1;  // rank 1: distance of two heads within a row
 };
 
 struct WeightRule {
@@ -31,7 +31,7 @@ struct WeightRule {
   bool convolution = false;  // [channels, 1, W] is accepted too
   int rank = 1;              // 1 or 2
   int64_t dims[2] = {0, 0};
-  int64_t other_dim = 0;     // rank 1: another accepted length; 0: none
+  int64_t other_dim = 0;  // rank 1: another accepted length; 0: none
 };
 
 struct LayerRules {

@@ -108,8 +108,8 @@ bool spans_overlap(const Span& a, const Span& b) noexcept {
   // Two columns of one fused buffer: rows at the same distance that lie beside each other.
   const uint64_t distance = a.row_distance;
   if (distance == 0 || distance != b.row_distance || a.row_bytes > distance || b.row_bytes > distance) return true;
-  const uint64_t from = a.begin < b.begin ? (b.begin - a.begin) % distance
-                                          : (distance - (a.begin - b.begin) % distance) % distance;
+  const uint64_t from =
+      a.begin < b.begin ? (b.begin - a.begin) % distance : (distance - (a.begin - b.begin) % distance) % distance;
   return !(from >= a.row_bytes && from + b.row_bytes <= distance);
 }
 

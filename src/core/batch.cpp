@@ -77,7 +77,8 @@ lla_status read_limits(const lla_batch_limits& limits, Limits* out, lla_error* e
                 {"max_length", limits.max_length},
                 {"max_snapshots", limits.max_snapshots}};
   for (const auto& field : fields) {
-    if (field.value < 0) return fail(error, LLA_INVALID_ARGUMENT, "limits->%s is negative (%lld)", field.name, ll(field.value));
+    if (field.value < 0)
+      return fail(error, LLA_INVALID_ARGUMENT, "limits->%s is negative (%lld)", field.name, ll(field.value));
     if (field.value >= kAnyLength)
       return fail(error, LLA_SIZE_OVERFLOW, "limits->%s = %lld is too large", field.name, ll(field.value));
   }
@@ -104,8 +105,7 @@ lla_status init_batch(Context* context, const Limits& limits, void* memory, size
   LLA_TRY(batch_size(limits, &needed, error));
   if (reinterpret_cast<uintptr_t>(memory) % static_cast<uintptr_t>(kAlignment) != 0)
     return fail(error, LLA_MISALIGNED, "memory is not aligned to %lld bytes", ll(kAlignment));
-  if (bytes < needed)
-    return fail(error, LLA_BUFFER_TOO_SMALL, "bytes = %zu, but the batch needs %zu", bytes, needed);
+  if (bytes < needed) return fail(error, LLA_BUFFER_TOO_SMALL, "bytes = %zu, but the batch needs %zu", bytes, needed);
   const BatchLayout layout(limits);
   char* base = static_cast<char*>(memory);
   Batch* made = ::new (memory) Batch;
@@ -145,8 +145,10 @@ int64_t release_plan(Batch* batch) noexcept {
     SequenceRecord& record = batch->records[b];
     if (!record.reserved) continue;
     SlotRecord& slot = state.record(record.slot_out);
-    if (record.in_place()) --slot.appends;
-    else slot.reserved = false;
+    if (record.in_place())
+      --slot.appends;
+    else
+      slot.reserved = false;
     record.reserved = false;
   }
   for (int64_t i = 0; i < batch->snapshot_count; ++i) {
@@ -168,7 +170,8 @@ lla_status check_batch(const Batch& batch, const State* state, lla_error* error)
     const SequenceRecord& record = batch.records[b];
     if (batch.sequences[b].padding) continue;
     if (state->record(record.slot_in).version != record.version_in)
-      return fail(error, LLA_BUSY, "slot_in[%lld] = %lld has changed since the batch was planned", ll(b), ll(record.slot_in));
+      return fail(error, LLA_BUSY, "slot_in[%lld] = %lld has changed since the batch was planned", ll(b),
+                  ll(record.slot_in));
     if (state->record(record.slot_out).version != record.version_out)
       return fail(error, LLA_BUSY, "slot_out[%lld] = %lld has changed since the batch was planned", ll(b),
                   ll(record.slot_out));

@@ -46,8 +46,8 @@ lla_status read_limits(const lla_batch_limits& limits, Limits* out, lla_error* e
 lla_status batch_size(const Limits& limits, size_t* bytes, lla_error* error) noexcept;
 lla_status init_batch(Context* context, const Limits& limits, void* memory, size_t bytes, Batch** batch,
                       lla_error* error) noexcept;
-// Checks and plans. On failure the batch is Empty and the state as it was. The slots of `gradient_state` that receive initial
-// gradients take their shape now, and discard_batch does not undo that.
+// Checks and plans. On failure the batch is Empty and the state as it was. The slots of `gradient_state` that receive
+// initial gradients take their shape now, and discard_batch does not undo that.
 // Sequences without rows store nothing: commit_batch copies a fork or a snapshot that adds no row by itself.
 lla_status plan_batch(Batch* batch, State* state, const lla_rows& rows, State* gradient_state, lla_error* error) noexcept;
 void discard_batch(Batch* batch) noexcept;

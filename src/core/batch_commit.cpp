@@ -29,8 +29,8 @@ lla_status check_accepted(const Batch& batch, const lla_index& accepted, lla_err
                   ll(rows), ll(sequence.rows));
     if (rows != 0 && rows != sequence.rows && sequence.rows > max_draft)
       return fail(error, LLA_INVALID_ARGUMENT,
-                  "accepted[%lld] = %lld, but of %lld rows (more than max_draft %lld) it must be all or none", ll(b), ll(rows),
-                  ll(sequence.rows), ll(max_draft));
+                  "accepted[%lld] = %lld, but of %lld rows (more than max_draft %lld) it must be all or none", ll(b),
+                  ll(rows), ll(sequence.rows), ll(max_draft));
   }
   return LLA_OK;
 }
@@ -42,8 +42,8 @@ SlotImage appended_image(const StatePlan& plan, const Sequence& sequence, int64_
   const int64_t position = sequence.position + rows;
   image.position = position;
   image.tail = tail;
-  image.tail_origin = static_cast<int32_t>((places.tail_ring + plan.chunk_start(position) - places.tail_first) %
-                                           plan.tail_capacity);
+  image.tail_origin =
+      static_cast<int32_t>((places.tail_ring + plan.chunk_start(position) - places.tail_first) % plan.tail_capacity);
   if (plan.conv_capacity) {
     image.conv_origin = static_cast<int32_t>((places.conv_ring + position - places.conv_first) % plan.conv_capacity);
     image.conv_rows = static_cast<int32_t>(std::min(position - places.conv_low, plan.conv_needed(position)));
@@ -105,9 +105,8 @@ lla_status commit_batch(State* state, Batch* batch, const lla_index& accepted, l
     prepare(state, sequence, rows, places, slot);
   });
   int64_t released = 0;
-  for_destinations(*batch, accepted, [&](const Sequence&, int64_t, const RowPlaces&, int64_t slot) {
-    released += replace(state, slot);
-  });
+  for_destinations(*batch, accepted,
+                   [&](const Sequence&, int64_t, const RowPlaces&, int64_t slot) { released += replace(state, slot); });
   batch->released = released + release_plan(batch);
   batch->phase = BatchPhase::Spent;
   return LLA_OK;

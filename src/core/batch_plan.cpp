@@ -34,8 +34,10 @@ class BatchPlanner {
     if (status == LLA_OK && state_) {
       status = plan_stores();
       if (status == LLA_OK && gradient_) status = plan_gradients(&batch_, rows_, error_);
-      if (status == LLA_OK) reserve();
-      else release_plan(&batch_);
+      if (status == LLA_OK)
+        reserve();
+      else
+        release_plan(&batch_);
     }
     if (status != LLA_OK) {
       batch_.state = batch_.gradient_state = nullptr;
@@ -130,8 +132,7 @@ lla_status BatchPlanner::check_arguments() {
   for (const auto& array : arrays) {
     if (!array.index.data) continue;
     LLA_TRY(check_index(array.index, array.name, error_));
-    if (array.needs_state && !state_)
-      return fail(error_, LLA_INVALID_ARGUMENT, "%s is given, but no state", array.name);
+    if (array.needs_state && !state_) return fail(error_, LLA_INVALID_ARGUMENT, "%s is given, but no state", array.name);
   }
   if (rows_.snapshots > 0) {
     for (size_t i = 5; i < 8; ++i) {
@@ -159,8 +160,9 @@ lla_status BatchPlanner::check_rows() {
   if (!ragged) {
     const Size all = Size(rows_.sequences) * rows_.rows_per_sequence;
     if (!all.valid() || all.value() > limits.rows)
-      return fail(error_, LLA_INVALID_ARGUMENT, "%lld sequences of rows_per_sequence = %lld exceed the batch's max_rows %lld",
-                  ll(rows_.sequences), ll(rows_.rows_per_sequence), ll(limits.rows));
+      return fail(error_, LLA_INVALID_ARGUMENT,
+                  "%lld sequences of rows_per_sequence = %lld exceed the batch's max_rows %lld", ll(rows_.sequences),
+                  ll(rows_.rows_per_sequence), ll(limits.rows));
     end = all.value();
   }
   for (int64_t b = 0; b < rows_.sequences; ++b) {
@@ -168,19 +170,20 @@ lla_status BatchPlanner::check_rows() {
     const int64_t next = ragged ? index_at(rows_.offsets, b + 1) : begin + rows_.rows_per_sequence;
     if (begin < 0) return fail(error_, LLA_INVALID_ARGUMENT, "offsets[%lld] = %lld is negative", ll(b), ll(begin));
     if (next < begin)
-      return fail(error_, LLA_INVALID_ARGUMENT, "offsets[%lld] = %lld is less than offsets[%lld] = %lld", ll(b + 1), ll(next),
-                  ll(b), ll(begin));
+      return fail(error_, LLA_INVALID_ARGUMENT, "offsets[%lld] = %lld is less than offsets[%lld] = %lld", ll(b + 1),
+                  ll(next), ll(b), ll(begin));
     if (next > limits.rows)
-      return fail(error_, LLA_INVALID_ARGUMENT, "offsets[%lld] = %lld exceeds the batch's max_rows %lld", ll(b + 1), ll(next),
-                  ll(limits.rows));
+      return fail(error_, LLA_INVALID_ARGUMENT, "offsets[%lld] = %lld exceeds the batch's max_rows %lld", ll(b + 1),
+                  ll(next), ll(limits.rows));
     const int64_t count = rows_.counts.data ? index_at(rows_.counts, b) : next - begin;
     if (count < 0) return fail(error_, LLA_INVALID_ARGUMENT, "counts[%lld] = %lld is negative", ll(b), ll(count));
     if (count > next - begin)
       return fail(error_, LLA_INVALID_ARGUMENT, "counts[%lld] = %lld exceeds the %lld rows up to the next sequence", ll(b),
                   ll(count), ll(next - begin));
     if (count > limits.rows_per_sequence)
-      return fail(error_, LLA_INVALID_ARGUMENT, "sequence %lld has %lld rows, more than the batch's max_rows_per_sequence %lld",
-                  ll(b), ll(count), ll(limits.rows_per_sequence));
+      return fail(error_, LLA_INVALID_ARGUMENT,
+                  "sequence %lld has %lld rows, more than the batch's max_rows_per_sequence %lld", ll(b), ll(count),
+                  ll(limits.rows_per_sequence));
     batch_.sequences[b].row_begin = begin;
     batch_.sequences[b].rows = count;
     if (ragged) end = begin + count;
@@ -214,8 +217,9 @@ lla_status BatchPlanner::check_places(int64_t b) {
       return fail(error_, LLA_POSITION_MISMATCH, "expected_positions[%lld] = %lld, but slot %lld stands at %lld", ll(b),
                   ll(index_at(rows_.expected_positions, b)), ll(batch_.records[b].slot_in), ll(sequence.position));
     if (sequence.position + sequence.rows > state_->plan().max_length)
-      return fail(error_, LLA_LEVELS_EXCEEDED, "sequence %lld: %lld rows after position %lld exceed the state's max_length %lld",
-                  ll(b), ll(sequence.rows), ll(sequence.position), ll(state_->plan().max_length));
+      return fail(error_, LLA_LEVELS_EXCEEDED,
+                  "sequence %lld: %lld rows after position %lld exceed the state's max_length %lld", ll(b),
+                  ll(sequence.rows), ll(sequence.position), ll(state_->plan().max_length));
   } else {
     sequence.position = expected ? index_at(rows_.expected_positions, b) : 0;
     if (sequence.position < 0)
@@ -224,8 +228,9 @@ lla_status BatchPlanner::check_places(int64_t b) {
     if (longest == kAnyLength) longest = batch_.limits.rows_per_sequence;
   }
   if (sequence.position > longest - sequence.rows)
-    return fail(error_, LLA_LEVELS_EXCEEDED, "sequence %lld: %lld rows after position %lld exceed the batch's max_length %lld",
-                ll(b), ll(sequence.rows), ll(sequence.position), ll(longest));
+    return fail(error_, LLA_LEVELS_EXCEEDED,
+                "sequence %lld: %lld rows after position %lld exceed the batch's max_length %lld", ll(b), ll(sequence.rows),
+                ll(sequence.position), ll(longest));
   return LLA_OK;
 }
 
@@ -239,7 +244,8 @@ lla_status BatchPlanner::check_state_slots(int64_t b) {
   const int64_t out = rows_.slot_out.data ? index_at(rows_.slot_out, b) : in;
   if (in == -1) {
     if (out != -1)
-      return fail(error_, LLA_INVALID_ARGUMENT, "slot_out[%lld] = %lld, but slot_in[%lld] = -1: padding", ll(b), ll(out), ll(b));
+      return fail(error_, LLA_INVALID_ARGUMENT, "slot_out[%lld] = %lld, but slot_in[%lld] = -1: padding", ll(b), ll(out),
+                  ll(b));
     batch_.sequences[b].padding = true;
     return LLA_OK;
   }
@@ -253,12 +259,12 @@ lla_status BatchPlanner::check_state_slots(int64_t b) {
 
 lla_status BatchPlanner::check_destination(const char* name, int64_t entry, int64_t slot, bool in_place) {
   if (slot < 0 || slot >= state_->plan().slots)
-    return fail(error_, LLA_INVALID_ARGUMENT, "%s[%lld] = %lld is not one of the state's %lld slots", name, ll(entry), ll(slot),
-                ll(state_->plan().slots));
+    return fail(error_, LLA_INVALID_ARGUMENT, "%s[%lld] = %lld is not one of the state's %lld slots", name, ll(entry),
+                ll(slot), ll(state_->plan().slots));
   SlotRecord& record = state_->record(slot);
   if (record.mark == stamp_)
-    return fail(error_, LLA_INVALID_ARGUMENT, "%s[%lld] = %lld receives another sequence or snapshot already", name, ll(entry),
-                ll(slot));
+    return fail(error_, LLA_INVALID_ARGUMENT, "%s[%lld] = %lld receives another sequence or snapshot already", name,
+                ll(entry), ll(slot));
   record.mark = stamp_;
   if (record.reserved || (!in_place && record.appends > 0))
     return fail(error_, LLA_SLOT_IN_USE, "%s[%lld] = %lld is reserved by another planned batch", name, ll(entry), ll(slot));
@@ -281,8 +287,8 @@ lla_status BatchPlanner::check_snapshots() {
     if (sequence.padding)
       return fail(error_, LLA_INVALID_ARGUMENT, "snapshot_sequences[%lld] = %lld is padding", ll(i), ll(snapshot.sequence));
     if (snapshot.rows < 0 || snapshot.rows > sequence.rows)
-      return fail(error_, LLA_INVALID_ARGUMENT, "snapshot_rows[%lld] = %lld is not 0 ... %lld, the rows of sequence %lld", ll(i),
-                  ll(snapshot.rows), ll(sequence.rows), ll(snapshot.sequence));
+      return fail(error_, LLA_INVALID_ARGUMENT, "snapshot_rows[%lld] = %lld is not 0 ... %lld, the rows of sequence %lld",
+                  ll(i), ll(snapshot.rows), ll(sequence.rows), ll(snapshot.sequence));
     LLA_TRY(check_destination("snapshot_slots", i, snapshot.slot, false));
     snapshot.version = state_->record(snapshot.slot).version;
     int64_t* link = &batch_.records[snapshot.sequence].first_snapshot;
@@ -412,8 +418,8 @@ void BatchPlanner::plan_rows(Sequence* sequence, SequenceRecord* record) {
 }
 
 // The destination's own rows. In place, a draft goes behind the rows that are there; a longer append leaves only the rows of
-// its last chunk, one grain further on, so that the rows of the present chunk stay as they are. A fork starts at ring index 0
-// and takes the rows of the present chunk along if the new position may lie in it.
+// its last chunk, one grain further on, so that the rows of the present chunk stay as they are. A fork starts at ring index
+// 0 and takes the rows of the present chunk along if the new position may lie in it.
 void BatchPlanner::plan_own_rows(const Sequence& sequence, SequenceRecord* record, RowsToStore* tail,
                                  RowsToStore* conv) const {
   const StatePlan& plan = state_->plan();
@@ -432,8 +438,8 @@ void BatchPlanner::plan_own_rows(const Sequence& sequence, SequenceRecord* recor
   tail->ring = static_cast<int32_t>(places.tail_ring + tail->first - places.tail_first);
 
   if (plan.conv_capacity == 0) return;
-  const int64_t kept = conv_available(sequence, end);      // of a long append
-  const bool jumps = !draft && kept <= sequence.rows;      // its rows alone fill what is kept
+  const int64_t kept = conv_available(sequence, end);  // of a long append
+  const bool jumps = !draft && kept <= sequence.rows;  // its rows alone fill what is kept
   if (in_place) {
     places.conv_first = jumps ? end - kept : position;
     places.conv_ring = history.conv_origin;
@@ -466,8 +472,10 @@ void BatchPlanner::reserve() {
     SequenceRecord& record = batch_.records[b];
     if (batch_.sequences[b].padding) continue;
     SlotRecord& slot = state_->record(record.slot_out);
-    if (record.in_place()) ++slot.appends;
-    else slot.reserved = true;
+    if (record.in_place())
+      ++slot.appends;
+    else
+      slot.reserved = true;
     record.reserved = true;
   }
   for (int64_t i = 0; i < batch_.snapshot_count; ++i) {

@@ -8,8 +8,8 @@
 
 namespace lla {
 
-// Where the rows of a destination lie once forward has stored them: row p of the tail at ring index tail_ring + p - tail_first,
-// row p of the convolution at conv_ring + p - conv_first, valid from conv_low on.
+// Where the rows of a destination lie once forward has stored them: row p of the tail at ring index tail_ring + p -
+// tail_first, row p of the convolution at conv_ring + p - conv_first, valid from conv_low on.
 struct RowPlaces {
   int64_t tail_first = 0, tail_ring = 0;
   int64_t conv_first = 0, conv_ring = 0, conv_low = 0;

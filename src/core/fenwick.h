@@ -21,7 +21,8 @@ inline int64_t length_allowed(int64_t levels) {
 // Level at which the query at position t reads the key at position s <= t.
 inline int64_t level_of(int64_t t, int64_t s) { return bit_length(t ^ s); }
 
-// Trailing ones of a chunk index: how many nodes the chunk's node merges with when it fills up. The merged node has this level.
+// Trailing ones of a chunk index: how many nodes the chunk's node merges with when it fills up, and the level of the merged
+// node.
 inline int trailing_ones(int64_t chunk) { return std::countr_one(static_cast<uint64_t>(chunk)); }
 
 inline int log2_of(int64_t power_of_two) { return std::countr_zero(static_cast<uint64_t>(power_of_two)); }

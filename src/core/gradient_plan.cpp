@@ -23,7 +23,8 @@ bool same_history(const LayerHistory& a, const LayerHistory& b) {
 }
 
 // Checks one entry; -1 is passed on.
-lla_status read_slot(const State& state, const lla_index& index, const char* name, int64_t b, int64_t* slot, lla_error* error) {
+lla_status read_slot(const State& state, const lla_index& index, const char* name, int64_t b, int64_t* slot,
+                     lla_error* error) {
   *slot = index.data ? index_at(index, b) : -1;
   if (*slot >= -1 && *slot < state.plan().slots) return LLA_OK;
   return fail(error, LLA_INVALID_ARGUMENT, "%s[%lld] = %lld is not below the gradient state's %lld slots", name, ll(b),
@@ -33,7 +34,8 @@ lla_status read_slot(const State& state, const lla_index& index, const char* nam
 lla_status claim(State* state, uint64_t stamp, const char* name, int64_t b, int64_t slot, lla_error* error) {
   SlotRecord& record = state->record(slot);
   if (record.mark == stamp)
-    return fail(error, LLA_INVALID_ARGUMENT, "%s[%lld] = %lld has another role in this batch already", name, ll(b), ll(slot));
+    return fail(error, LLA_INVALID_ARGUMENT, "%s[%lld] = %lld has another role in this batch already", name, ll(b),
+                ll(slot));
   record.mark = stamp;
   return LLA_OK;
 }
@@ -82,8 +84,9 @@ lla_status plan_gradients(Batch* batch, const lla_rows& rows, lla_error* error) 
     if (initial >= 0) {
       LLA_TRY(claim(&gradient, stamp, "initial_gradient_slots", b, initial, error));
       if (sequence.position > plan.max_length)
-        return fail(error, LLA_LEVELS_EXCEEDED, "sequence %lld: position %lld is beyond the gradient state's max_length %lld",
-                    ll(b), ll(sequence.position), ll(plan.max_length));
+        return fail(error, LLA_LEVELS_EXCEEDED,
+                    "sequence %lld: position %lld is beyond the gradient state's max_length %lld", ll(b),
+                    ll(sequence.position), ll(plan.max_length));
       for (int32_t id : sequence.history.node) blocks += id >= 0;
     }
     if (final >= 0) {

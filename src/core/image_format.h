@@ -4,8 +4,8 @@
 //   header   kHeaderBytes, fields at the offsets below
 //   layers   kLayerBytes each: what must be equal in the state that imports
 //   content  by layer: the nodes that the layer uses, from level 0 up, the absorbing one last: content [H, dk, dv], then log
-//            decays [H] (0 for the delta rule); tail rows k [G, m, dk], v [H, m, dv], gate [H, m], write [H, m], m rows from the
-//            start of the chunk (or of the sequence) on; convolution inputs [channels, conv_rows], oldest first
+//            decays [H] (0 for the delta rule); tail rows k [G, m, dk], v [H, m, dv], gate [H, m], write [H, m], m rows from
+//            the start of the chunk (or of the sequence) on; convolution inputs [channels, conv_rows], oldest first
 #pragma once
 
 #include <bit>

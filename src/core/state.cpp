@@ -34,7 +34,8 @@ lla_status check_memory(const StatePlan& plan, const lla_block_memory* memory, i
       return fail(error, LLA_INVALID_ARGUMENT, "memory[%lld].layer_index = %lld is not below the group's %lld layers", ll(i),
                   ll(entry.layer_index), ll(plan.layers));
     if (entry.kind < LLA_BLOCK_NODE || entry.kind > LLA_BLOCK_CONV)
-      return fail(error, LLA_INVALID_ARGUMENT, "memory[%lld].kind: there is no kind %d", ll(i), static_cast<int>(entry.kind));
+      return fail(error, LLA_INVALID_ARGUMENT, "memory[%lld].kind: there is no kind %d", ll(i),
+                  static_cast<int>(entry.kind));
     if (entry.reserved != 0) return fail(error, LLA_INVALID_ARGUMENT, "memory[%lld].reserved is not 0", ll(i));
     if (find_memory(memory, i, entry.layer_index, entry.kind))
       return fail(error, LLA_INVALID_ARGUMENT, "memory[%lld] names layer %lld and kind %d a second time", ll(i),
@@ -93,17 +94,19 @@ lla_status State::take_pools(const lla_block_memory* memory, int64_t memory_coun
       if (memory) {
         const lla_block_memory* entry = find_memory(memory, memory_count, i, kind);
         if (!entry)
-          return fail(error, LLA_MISSING_ROLE, "memory has no entry for layer %lld and kind %d", ll(i), static_cast<int>(kind));
+          return fail(error, LLA_MISSING_ROLE, "memory has no entry for layer %lld and kind %d", ll(i),
+                      static_cast<int>(kind));
         const long long number = ll(entry - memory);
         if (!entry->base) return fail(error, LLA_NULL_POINTER, "memory[%lld].base is NULL", number);
         if (reinterpret_cast<uintptr_t>(entry->base) % static_cast<uintptr_t>(geometry.alignment) != 0)
-          return fail(error, LLA_MISALIGNED, "memory[%lld].base is not aligned to %lld bytes", number, ll(geometry.alignment));
+          return fail(error, LLA_MISALIGNED, "memory[%lld].base is not aligned to %lld bytes", number,
+                      ll(geometry.alignment));
         if (entry->stride % geometry.alignment != 0)
           return fail(error, LLA_MISALIGNED, "memory[%lld].stride = %lld is no multiple of %lld", number, ll(entry->stride),
                       ll(geometry.alignment));
         if (entry->stride < geometry.bytes)
-          return fail(error, LLA_INVALID_ARGUMENT, "memory[%lld].stride = %lld is less than the %lld bytes of a block", number,
-                      ll(entry->stride), ll(geometry.bytes));
+          return fail(error, LLA_INVALID_ARGUMENT, "memory[%lld].stride = %lld is less than the %lld bytes of a block",
+                      number, ll(entry->stride), ll(geometry.bytes));
         if (!(Size(entry->stride) * geometry.count).valid())
           return fail(error, LLA_SIZE_OVERFLOW, "memory[%lld].stride = %lld is too large", number, ll(entry->stride));
         pool = {static_cast<char*>(entry->base), entry->stride};
@@ -227,7 +230,8 @@ bool State::is_empty(int64_t slot) const {
 
 lla_status State::check_slot(int64_t slot, const char* name, lla_error* error) const noexcept {
   if (slot >= 0 && slot < plan_.slots) return LLA_OK;
-  return fail(error, LLA_INVALID_ARGUMENT, "%s = %lld is not one of the state's %lld slots", name, ll(slot), ll(plan_.slots));
+  return fail(error, LLA_INVALID_ARGUMENT, "%s = %lld is not one of the state's %lld slots", name, ll(slot),
+              ll(plan_.slots));
 }
 
 void State::clear_rows(int32_t tail) noexcept {
@@ -241,7 +245,8 @@ void State::clear_rows(int32_t tail) noexcept {
 void State::copy_rows(const SlotImage& image, int32_t to) noexcept {
   for (int64_t i = 0; i < plan_.layers; ++i) {
     visit_rows(plan_, memory_[i], image, [&](const Pool& pool, int64_t offset, int32_t dtype, int64_t elements) {
-      std::memcpy(pool.block(to) + offset, pool.block(image.tail) + offset, static_cast<size_t>(elements * dtype_size(dtype)));
+      std::memcpy(pool.block(to) + offset, pool.block(image.tail) + offset,
+                  static_cast<size_t>(elements * dtype_size(dtype)));
     });
   }
 }
@@ -349,14 +354,30 @@ lla_status State::truncate(int64_t slot, int64_t position, lla_error* error) noe
 
 lla_status State::query(lla_state_key key, int64_t slot, int64_t* value, lla_error* error) const noexcept {
   switch (key) {
-    case LLA_STATE_SLOTS: *value = plan_.slots; return LLA_OK;
-    case LLA_STATE_MAX_LENGTH: *value = plan_.max_length; return LLA_OK;
-    case LLA_STATE_NODE_BLOCKS: *value = plan_.node_blocks; return LLA_OK;
-    case LLA_STATE_FREE_NODE_BLOCKS: *value = free_nodes(); return LLA_OK;
-    case LLA_STATE_LAYERS: *value = plan_.layers; return LLA_OK;
-    case LLA_STATE_GRAIN: *value = plan_.grain; return LLA_OK;
-    case LLA_STATE_POOL_BYTES: *value = pool_bytes_; return LLA_OK;
-    case LLA_STATE_MAX_DRAFT: *value = plan_.max_draft; return LLA_OK;
+    case LLA_STATE_SLOTS:
+      *value = plan_.slots;
+      return LLA_OK;
+    case LLA_STATE_MAX_LENGTH:
+      *value = plan_.max_length;
+      return LLA_OK;
+    case LLA_STATE_NODE_BLOCKS:
+      *value = plan_.node_blocks;
+      return LLA_OK;
+    case LLA_STATE_FREE_NODE_BLOCKS:
+      *value = free_nodes();
+      return LLA_OK;
+    case LLA_STATE_LAYERS:
+      *value = plan_.layers;
+      return LLA_OK;
+    case LLA_STATE_GRAIN:
+      *value = plan_.grain;
+      return LLA_OK;
+    case LLA_STATE_POOL_BYTES:
+      *value = pool_bytes_;
+      return LLA_OK;
+    case LLA_STATE_MAX_DRAFT:
+      *value = plan_.max_draft;
+      return LLA_OK;
     case LLA_STATE_SLOT_NODES:
     case LLA_STATE_SLOT_BYTES: {
       LLA_TRY(check_slot(slot, "slot", error));
@@ -365,7 +386,8 @@ lla_status State::query(lla_state_key key, int64_t slot, int64_t* value, lla_err
       *value = key == LLA_STATE_SLOT_NODES ? nodes : nodes * node_bytes_ + slot_bytes_;
       return LLA_OK;
     }
-    default: return fail(error, LLA_INVALID_ARGUMENT, "key: there is no key %d", static_cast<int>(key));
+    default:
+      return fail(error, LLA_INVALID_ARGUMENT, "key: there is no key %d", static_cast<int>(key));
   }
 }
 

@@ -50,8 +50,8 @@ constexpr int64_t kMostDraftChunks = 64;
 constexpr int64_t kBlockLayout = 1;
 
 // Checks a group and a description against each other and fills the plan. `histories` [layers].
-lla_status plan_state(const Context& context, const LayerHistory* histories, int64_t layers, const lla_state_desc& description,
-                      StatePlan* plan, lla_error* error) noexcept;
+lla_status plan_state(const Context& context, const LayerHistory* histories, int64_t layers,
+                      const lla_state_desc& description, StatePlan* plan, lla_error* error) noexcept;
 // Geometry of one layer's blocks (struct_size is not touched).
 lla_status block_geometry(const StatePlan& plan, const LayerHistory& history, lla_block_kind kind,
                           lla_block_geometry* geometry, lla_error* error) noexcept;

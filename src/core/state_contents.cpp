@@ -23,7 +23,8 @@ struct Part {
 
 lla_status check_tensor(const Part& part, const lla_tensor& tensor, lla_error* error) {
   if (!is_float_dtype(tensor.dtype))
-    return fail(error, LLA_DTYPE_MISMATCH, "tensor: element type %d is no floating-point type", static_cast<int>(tensor.dtype));
+    return fail(error, LLA_DTYPE_MISMATCH, "tensor: element type %d is no floating-point type",
+                static_cast<int>(tensor.dtype));
   if (tensor.rank != part.rank)
     return fail(error, LLA_SHAPE_MISMATCH, "tensor has rank %d, this part has %d", static_cast<int>(tensor.rank),
                 static_cast<int>(part.rank));
@@ -55,8 +56,8 @@ void visit_elements(const Part& part, const lla_tensor& tensor, Row row, Visit v
 }
 
 // The box of a part of one layer, whatever the slot holds.
-lla_status describe_part(const StatePlan& plan, const LayerHistory& history, const SlotMemory& memory, const SlotImage& image,
-                         lla_state_part part, int64_t index, Part* out, lla_error* error) {
+lla_status describe_part(const StatePlan& plan, const LayerHistory& history, const SlotMemory& memory,
+                         const SlotImage& image, lla_state_part part, int64_t index, Part* out, lla_error* error) {
   const MixerShape& shape = history.shape;
   const NodeLayout& nodes = memory.node_layout;
   const TailLayout& tail = memory.tail_layout;
@@ -84,12 +85,22 @@ lla_status describe_part(const StatePlan& plan, const LayerHistory& history, con
   };
   switch (part) {
     case LLA_PART_NODE:
-    case LLA_PART_ABSORBED: set(3, shape.heads, shape.key_dim, shape.value_dim, nodes.dtype); break;
-    case LLA_PART_NODE_DECAY: set(1, shape.heads, 1, 1, nodes.decay_dtype()); break;
-    case LLA_PART_TAIL_K: set(3, rows, shape.groups, shape.key_dim, tail.dtype); break;
-    case LLA_PART_TAIL_V: set(3, rows, shape.heads, shape.value_dim, tail.dtype); break;
+    case LLA_PART_ABSORBED:
+      set(3, shape.heads, shape.key_dim, shape.value_dim, nodes.dtype);
+      break;
+    case LLA_PART_NODE_DECAY:
+      set(1, shape.heads, 1, 1, nodes.decay_dtype());
+      break;
+    case LLA_PART_TAIL_K:
+      set(3, rows, shape.groups, shape.key_dim, tail.dtype);
+      break;
+    case LLA_PART_TAIL_V:
+      set(3, rows, shape.heads, shape.value_dim, tail.dtype);
+      break;
     case LLA_PART_TAIL_GATE:
-    case LLA_PART_TAIL_WRITE: set(2, rows, shape.heads, 1, tail.gate_dtype()); break;
+    case LLA_PART_TAIL_WRITE:
+      set(2, rows, shape.heads, 1, tail.gate_dtype());
+      break;
     default:
       set(2, history.conv_width - 1, history.conv_channels, 1, memory.conv_layout.dtype);
       box.first = image.position - (history.conv_width - 1);
@@ -99,8 +110,8 @@ lla_status describe_part(const StatePlan& plan, const LayerHistory& history, con
 }
 
 // Where row (i, j) of the box lies; null where it counts as zero. `node`: block of the node, or -1.
-char* locate(const StatePlan& plan, const SlotMemory& memory, const SlotImage& image, const Part& part, int32_t node, int64_t i,
-             int64_t j) {
+char* locate(const StatePlan& plan, const SlotMemory& memory, const SlotImage& image, const Part& part, int32_t node,
+             int64_t i, int64_t j) {
   const int64_t position = part.first + i;
   const int64_t tail_ring = (image.tail_origin + i) % plan.tail_capacity;
   switch (part.part) {
@@ -108,20 +119,26 @@ char* locate(const StatePlan& plan, const SlotMemory& memory, const SlotImage& i
     case LLA_PART_ABSORBED:
       return node < 0 ? nullptr
                       : memory.node(node, i) + j * memory.node_layout.value_dim * dtype_size(memory.node_layout.dtype);
-    case LLA_PART_NODE_DECAY: return node < 0 ? nullptr : memory.node_decay(node, i);
+    case LLA_PART_NODE_DECAY:
+      return node < 0 ? nullptr : memory.node_decay(node, i);
     case LLA_PART_CONV: {
       const int64_t back = image.position - position;
       if (position < image.start || back > image.conv_rows) return nullptr;
       return memory.conv(image.tail, j, (image.conv_origin - back + plan.conv_capacity) % plan.conv_capacity);
     }
-    default: break;
+    default:
+      break;
   }
   if (position < image.start) return nullptr;
   switch (part.part) {
-    case LLA_PART_TAIL_K: return memory.tail_k(image.tail, j, tail_ring);
-    case LLA_PART_TAIL_V: return memory.tail_v(image.tail, j, tail_ring);
-    case LLA_PART_TAIL_GATE: return memory.tail_gate(image.tail, j, tail_ring);
-    default: return memory.tail_write(image.tail, j, tail_ring);
+    case LLA_PART_TAIL_K:
+      return memory.tail_k(image.tail, j, tail_ring);
+    case LLA_PART_TAIL_V:
+      return memory.tail_v(image.tail, j, tail_ring);
+    case LLA_PART_TAIL_GATE:
+      return memory.tail_gate(image.tail, j, tail_ring);
+    default:
+      return memory.tail_write(image.tail, j, tail_ring);
   }
 }
 
@@ -263,7 +280,8 @@ lla_status State::import_linear(int64_t slot, int64_t layer, int64_t position, c
     return write(slot, layer, LLA_PART_ABSORBED, 0, matrix, error);
   }
   int32_t node = -1;
-  if (!exchange_nodes(1, [&](int64_t) { return slot; }, 1, [&](int64_t, int32_t id) { node = id; }))
+  if (!exchange_nodes(
+          1, [&](int64_t) { return slot; }, 1, [&](int64_t, int32_t id) { node = id; }))
     return fail(error, LLA_NO_BLOCKS, "the state's %lld node blocks are all in use", ll(plan_.node_blocks));
   clear_node(node);
   record.image = empty_image(position, record.image.tail);

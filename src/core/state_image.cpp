@@ -136,8 +136,10 @@ lla_status State::pack(int64_t slot, void* buffer, size_t bytes, lla_error* erro
   for (int64_t i = 0; i < plan_.layers; ++i, at += kLayerBytes) describe_layer(plan_, histories_[i], memory_[i], at);
   for (int64_t i = 0; i < plan_.layers; ++i) {
     visit_contents(plan_, histories_[i], memory_[i], image, [&](const char* memory, int64_t size, int64_t elements) {
-      if (memory) copy_elements(at, memory, size, elements);
-      else std::memset(at, 0, static_cast<size_t>(size * elements));
+      if (memory)
+        copy_elements(at, memory, size, elements);
+      else
+        std::memset(at, 0, static_cast<size_t>(size * elements));
       at += size * elements;
     });
   }
@@ -150,8 +152,10 @@ lla_status seal_image(void* buffer, size_t bytes, const char* tag, lla_error* er
   if (static_cast<uint64_t>(size) > bytes)
     return fail(error, LLA_BUFFER_TOO_SMALL, "bytes = %zu, but the image has %lld", bytes, ll(size));
   char* data = static_cast<char*>(buffer);
-  if (tag) std::memcpy(data + kTagAt, tag, LLA_TAG_SIZE);
-  else std::memset(data + kTagAt, 0, LLA_TAG_SIZE);
+  if (tag)
+    std::memcpy(data + kTagAt, tag, LLA_TAG_SIZE);
+  else
+    std::memset(data + kTagAt, 0, LLA_TAG_SIZE);
   put(data + kSealAt, kSealed, 4);
   put(data + kChecksumAt, checksum(data, size), 8);
   return LLA_OK;
@@ -212,15 +216,15 @@ lla_status State::unpack(int64_t slot, const void* buffer, size_t bytes, lla_err
       image.floor > image.position)
     return fail(error, LLA_DATA_CORRUPT, "buffer: the image's position is damaged");
   if (image.position > plan_.max_length)
-    return fail(error, LLA_LEVELS_EXCEEDED, "buffer: position %lld is beyond the state's max_length %lld", ll(image.position),
-                ll(plan_.max_length));
+    return fail(error, LLA_LEVELS_EXCEEDED, "buffer: position %lld is beyond the state's max_length %lld",
+                ll(image.position), ll(plan_.max_length));
   const int64_t since_start = image.position - image.start;
   const int64_t least = plan_.conv_capacity ? std::min(plan_.conv_reach, since_start) : 0;
   if (conv_rows < least || conv_rows > std::min(plan_.conv_needed(image.position), since_start))
     return fail(error, LLA_DATA_CORRUPT, "buffer: the image's convolution rows are damaged");
   const uint64_t levels = (uint64_t{1} << plan_.node_levels) - 1;
-  const uint64_t possible = (static_cast<uint64_t>(image.position / plan_.grain) & levels) |
-                            (plan_.uses_absorbed ? uint64_t{1} << kAbsorbed : 0);
+  const uint64_t possible =
+      (static_cast<uint64_t>(image.position / plan_.grain) & levels) | (plan_.uses_absorbed ? uint64_t{1} << kAbsorbed : 0);
   if (nodes & ~possible) return fail(error, LLA_DATA_CORRUPT, "buffer: the image's list of nodes is damaged");
   image.conv_rows = image.conv_origin = static_cast<int32_t>(conv_rows);
   for (int b = 0; b < kNodes; ++b) {
@@ -234,7 +238,8 @@ lla_status State::unpack(int64_t slot, const void* buffer, size_t bytes, lla_err
     while (image.node[next] < 0) ++next;
     image.node[next++] = id;
   };
-  if (!exchange_nodes(1, [&](int64_t) { return slot; }, std::popcount(nodes), give))
+  if (!exchange_nodes(
+          1, [&](int64_t) { return slot; }, std::popcount(nodes), give))
     return fail(error, LLA_NO_BLOCKS, "the state's %lld node blocks do not suffice for the image", ll(plan_.node_blocks));
   for (const int32_t id : image.node) {
     if (id >= 0) clear_node(id);  // also what only some of the layers hold

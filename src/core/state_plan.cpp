@@ -23,11 +23,16 @@ bool is_reference(const Context& context) { return context.backend->compute_dtyp
 
 const char* dtype_name(int32_t dtype) {
   switch (dtype) {
-    case LLA_F32: return "LLA_F32";
-    case LLA_BF16: return "LLA_BF16";
-    case LLA_F16: return "LLA_F16";
-    case LLA_F64: return "LLA_F64";
-    default: return "an unknown type";
+    case LLA_F32:
+      return "LLA_F32";
+    case LLA_BF16:
+      return "LLA_BF16";
+    case LLA_F16:
+      return "LLA_F16";
+    case LLA_F64:
+      return "LLA_F64";
+    default:
+      return "an unknown type";
   }
 }
 
@@ -58,7 +63,8 @@ lla_status plan_dtypes(const Context& context, const LayerHistory* histories, co
   for (int64_t i = 0; i < plan->layers && !gradient; ++i) {
     const int32_t inner = histories[i].inner_dtype;
     if (histories[i].has_mixer && inner != LLA_DTYPE_DEFAULT && !holds_dtype(plan->tail_dtype, inner))
-      return fail(error, LLA_DTYPE_MISMATCH, "description->tail_dtype: %s cannot hold the %s that layers[%lld] hands its mixer",
+      return fail(error, LLA_DTYPE_MISMATCH,
+                  "description->tail_dtype: %s cannot hold the %s that layers[%lld] hands its mixer",
                   dtype_name(plan->tail_dtype), dtype_name(inner), ll(i));
   }
   return LLA_OK;
@@ -134,8 +140,8 @@ int64_t block_count(const StatePlan& plan, lla_block_kind kind) {
 
 }  // namespace
 
-lla_status plan_state(const Context& context, const LayerHistory* histories, int64_t layers, const lla_state_desc& description,
-                      StatePlan* plan, lla_error* error) noexcept {
+lla_status plan_state(const Context& context, const LayerHistory* histories, int64_t layers,
+                      const lla_state_desc& description, StatePlan* plan, lla_error* error) noexcept {
   StatePlan made;
   if (layers < 1 || layers > kMostLayers)
     return fail(error, LLA_INVALID_ARGUMENT, "layer_count is %lld, not 1 ... %lld", ll(layers), ll(kMostLayers));

@@ -17,8 +17,8 @@ void visit_ring(int64_t capacity, int64_t first, int64_t count, Visit visit) {
   if (count > before_wrap) visit(int64_t{0}, count - before_wrap);
 }
 
-// Calls visit(pool, offset in the block, dtype, elements) for every run of the rows that `image` holds: k by group, v, gate and
-// write by head, convolution inputs by channel, each from the oldest row to the newest.
+// Calls visit(pool, offset in the block, dtype, elements) for every run of the rows that `image` holds: k by group, v, gate
+// and write by head, convolution inputs by channel, each from the oldest row to the newest.
 template <class Visit>
 void visit_rows(const StatePlan& plan, const SlotMemory& memory, const SlotImage& image, Visit visit) {
   if (memory.tails.base) {
@@ -46,9 +46,8 @@ void visit_rows(const StatePlan& plan, const SlotMemory& memory, const SlotImage
     const ConvLayout& layout = memory.conv_layout;
     const int64_t first = (image.conv_origin + layout.capacity - image.conv_rows) % layout.capacity;
     for (int64_t c = 0; c < layout.channels; ++c) {
-      visit_ring(layout.capacity, first, image.conv_rows, [&](int64_t ring, int64_t rows) {
-        visit(memory.convs, layout.offset(c, ring), layout.dtype, rows);
-      });
+      visit_ring(layout.capacity, first, image.conv_rows,
+                 [&](int64_t ring, int64_t rows) { visit(memory.convs, layout.offset(c, ring), layout.dtype, rows); });
     }
   }
 }

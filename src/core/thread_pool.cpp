@@ -2,9 +2,10 @@
 // Starting and ending workers, and handing the tasks of a call out.
 #include "core/thread_pool.h"
 
+#include <unistd.h>
+
 #include <csignal>
 #include <new>
-#include <unistd.h>
 
 #include "core/error.h"
 

@@ -50,9 +50,9 @@ class ThreadPool {
   std::mutex mutex_;
   std::condition_variable wake_, done_;
   // Written under the mutex. The two atomics are also watched without it for a moment before a thread goes to sleep.
-  std::atomic<uint64_t> calls_{0};   // calls begun, and one for the end
-  std::atomic<int32_t> joined_{0};   // workers inside the present call
-  bool open_ = false;                // workers may still join it
+  std::atomic<uint64_t> calls_{0};  // calls begun, and one for the end
+  std::atomic<int32_t> joined_{0};  // workers inside the present call
+  bool open_ = false;               // workers may still join it
   bool stop_ = false;
   int64_t count_ = 0;
   lla_task task_ = nullptr;

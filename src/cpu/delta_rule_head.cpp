@@ -36,7 +36,7 @@ void select_piece(DeltaHead* head, int64_t index) {
 }
 
 int entry_of_node(const DeltaShape& shape, const MixerShape& mixer, int b) {
-  if (b == kAbsorbed) return shape.separate < kDeltaAbsorbed - 1 ? kDeltaAbsorbed : -1;
+  if (b == kAbsorbed) return shape.has_absorbed() ? kDeltaAbsorbed : -1;
   const int entry = b + shape.log2_per_chunk;
   return b < mixer.separate_levels() && entry < shape.separate ? entry : -1;
 }

@@ -53,8 +53,9 @@ const float* sum_sources(const Simd& simd, const DeltaShape& shape, int64_t inde
 }  // namespace
 
 void set_buffers(const DeltaShape& shape, float* set, int64_t slots, DeltaNodes* nodes) {
+  if (!set) return;  // memory is being measured
   for (int64_t e = 0; e < slots; ++e) nodes->buffer[e] = set + e * shape.node_size();
-  nodes->buffer[kDeltaAbsorbed] = set + (slots - 1) * shape.node_size();
+  if (shape.has_absorbed()) nodes->buffer[kDeltaAbsorbed] = set + (slots - 1) * shape.node_size();
 }
 
 void carve_node_scratch(const DeltaShape& shape, DeltaArena* arena, DeltaNodeScratch* scratch) {

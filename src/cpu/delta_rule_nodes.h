@@ -15,7 +15,7 @@ struct DeltaNodes {
 };
 
 inline bool delta_is_live(const DeltaShape& shape, int64_t index, int entry) {
-  if (entry == kDeltaAbsorbed) return shape.separate < kDeltaAbsorbed - 1 && (index >> shape.separate) != 0;
+  if (entry == kDeltaAbsorbed) return shape.has_absorbed() && (index >> shape.separate) != 0;
   return entry < shape.separate && ((index >> entry) & 1) != 0;
 }
 
@@ -30,7 +30,7 @@ void for_live_entries(const DeltaShape& shape, int64_t index, F f) {
 
 // Slots of a set that holds every entry which can be live up to piece `index`; the absorbed one is the last.
 inline int64_t delta_slots(const DeltaShape& shape, int64_t index) {
-  return std::min<int64_t>(shape.separate, bit_length(index)) + (shape.separate < kDeltaAbsorbed - 1);
+  return std::min<int64_t>(shape.separate, bit_length(index)) + shape.has_absorbed();
 }
 inline int64_t delta_slot(int64_t slots, int entry) { return entry == kDeltaAbsorbed ? slots - 1 : entry; }
 

@@ -41,6 +41,7 @@ struct DeltaShape {
   int separate;
   bool absorb;
 
+  bool has_absorbed() const { return separate < kDeltaAbsorbed - 1; }
   int64_t node_size() const { return key_dim * value_dim; }
   int64_t column(int64_t level) const { return absorb && level > levels - 1 ? levels - 1 : level; }
   // λ column with which rows read an entry; -1: linear, weight 1.

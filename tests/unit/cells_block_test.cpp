@@ -13,18 +13,31 @@ struct NamedRole {
 };
 
 constexpr NamedRole kMamba2Roles[] = {
-    {"in_proj.weight", LLA_WEIGHT_IN_PROJ}, {"conv1d.weight", LLA_WEIGHT_CONV},   {"conv1d.bias", LLA_WEIGHT_CONV_BIAS},
-    {"dt_bias", LLA_WEIGHT_DT_BIAS},        {"A_log", LLA_WEIGHT_A_LOG},          {"D", LLA_WEIGHT_SKIP},
-    {"L", LLA_WEIGHT_LAMBDA},               {"norm.weight", LLA_WEIGHT_NORM},     {"out_proj.weight", LLA_WEIGHT_OUT_PROJ},
+    {"in_proj.weight", LLA_WEIGHT_IN_PROJ},
+    {"conv1d.weight", LLA_WEIGHT_CONV},
+    {"conv1d.bias", LLA_WEIGHT_CONV_BIAS},
+    {"dt_bias", LLA_WEIGHT_DT_BIAS},
+    {"A_log", LLA_WEIGHT_A_LOG},
+    {"D", LLA_WEIGHT_SKIP},
+    {"L", LLA_WEIGHT_LAMBDA},
+    {"norm.weight", LLA_WEIGHT_NORM},
+    {"out_proj.weight", LLA_WEIGHT_OUT_PROJ},
 };
 constexpr NamedRole kGdnRoles[] = {
-    {"q_proj.weight", LLA_WEIGHT_Q_PROJ},      {"k_proj.weight", LLA_WEIGHT_K_PROJ},
-    {"v_proj.weight", LLA_WEIGHT_V_PROJ},      {"a_proj.weight", LLA_WEIGHT_GATE_PROJ},
-    {"b_proj.weight", LLA_WEIGHT_WRITE_PROJ},  {"g_proj.weight", LLA_WEIGHT_Z_PROJ},
-    {"l_proj.weight", LLA_WEIGHT_LAMBDA_PROJ}, {"q_conv1d.weight", LLA_WEIGHT_CONV_Q},
-    {"k_conv1d.weight", LLA_WEIGHT_CONV_K},    {"v_conv1d.weight", LLA_WEIGHT_CONV_V},
-    {"A_log", LLA_WEIGHT_A_LOG},               {"dt_bias", LLA_WEIGHT_DT_BIAS},
-    {"L", LLA_WEIGHT_LAMBDA},                  {"o_norm.weight", LLA_WEIGHT_NORM},
+    {"q_proj.weight", LLA_WEIGHT_Q_PROJ},
+    {"k_proj.weight", LLA_WEIGHT_K_PROJ},
+    {"v_proj.weight", LLA_WEIGHT_V_PROJ},
+    {"a_proj.weight", LLA_WEIGHT_GATE_PROJ},
+    {"b_proj.weight", LLA_WEIGHT_WRITE_PROJ},
+    {"g_proj.weight", LLA_WEIGHT_Z_PROJ},
+    {"l_proj.weight", LLA_WEIGHT_LAMBDA_PROJ},
+    {"q_conv1d.weight", LLA_WEIGHT_CONV_Q},
+    {"k_conv1d.weight", LLA_WEIGHT_CONV_K},
+    {"v_conv1d.weight", LLA_WEIGHT_CONV_V},
+    {"A_log", LLA_WEIGHT_A_LOG},
+    {"dt_bias", LLA_WEIGHT_DT_BIAS},
+    {"L", LLA_WEIGHT_LAMBDA},
+    {"o_norm.weight", LLA_WEIGHT_NORM},
     {"o_proj.weight", LLA_WEIGHT_OUT_PROJ},
 };
 
@@ -112,8 +125,8 @@ TEST_P(Blocks, OutputsAgree) {
 }
 
 // All gradients, or only that of the role `only`.
-std::vector<Tensor> gradients_of(const Block& block, const Layer& layer, const ContextPointer& c, lla_dtype dtype, bool saved,
-                                 bool accumulate, lla_role only = 0) {
+std::vector<Tensor> gradients_of(const Block& block, const Layer& layer, const ContextPointer& c, lla_dtype dtype,
+                                 bool saved, bool accumulate, lla_role only = 0) {
   Bindings b, f;
   std::vector<Tensor> keep, result;
   block.bind_weights(dtype, &b, &keep);
@@ -168,8 +181,8 @@ TEST_P(Blocks, GradientsAccumulate) {
   const LayerPointer layer = make_layer(c, block.description);
   const std::vector<Tensor> g = gradients_of(block, *layer, c, dtype(), false, true);
   for (size_t i = 0; i < g.size(); ++i) {
-    std::vector<double> expected = i == 0 ? block.file["grad.x"]
-                                          : block.file[std::string("grad.w.") + block.roles[i - 1].name];
+    std::vector<double> expected =
+        i == 0 ? block.file["grad.x"] : block.file[std::string("grad.w.") + block.roles[i - 1].name];
     for (double& e : expected) e += 0.25;
     EXPECT_LE(error_of(g[i], expected), GetParam().gradient) << i;
   }

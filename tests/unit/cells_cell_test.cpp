@@ -46,9 +46,10 @@ std::vector<Form> forms() {
   d.conv_width = 4;
   d.norm_form = LLA_NORM_GATE_FIRST;
   list.push_back({"mamba2", d, {}});
-  list.push_back({"mamba2_bare", d,
-                  {LLA_Z, LLA_WEIGHT_SKIP, LLA_WEIGHT_NORM, LLA_WEIGHT_DT_BIAS, LLA_WEIGHT_CONV_Q_BIAS, LLA_WEIGHT_CONV_K_BIAS,
-                   LLA_WEIGHT_CONV_V_BIAS}});
+  list.push_back({"mamba2_bare",
+                  d,
+                  {LLA_Z, LLA_WEIGHT_SKIP, LLA_WEIGHT_NORM, LLA_WEIGHT_DT_BIAS, LLA_WEIGHT_CONV_Q_BIAS,
+                   LLA_WEIGHT_CONV_K_BIAS, LLA_WEIGHT_CONV_V_BIAS}});
   d.norm_group = 10;
   d.norm_form = LLA_NORM_NORM_FIRST;
   d.level_overflow = LLA_LEVELS_ABSORB;
@@ -292,8 +293,8 @@ TEST_P(Cell, LayoutsDoNotMatter) {
     for (int64_t i = 0; i < count; ++i) store_element<double>(s.bytes->data(), dtype(), i, NAN);
     for (int64_t i = 0; copy && i < t.size(); ++i) {
       const int64_t r = i / (heads * inner), h = i / inner % heads;
-      store_element<double>(s.bytes->data(), dtype(), r / kLength * sequence + r % kLength * row + h * head_stride + i % inner,
-                            t.get(i));
+      store_element<double>(s.bytes->data(), dtype(),
+                            r / kLength * sequence + r % kLength * row + h * head_stride + i % inner, t.get(i));
     }
     s.view = t.view();
     s.view.data = s.bytes->data();

@@ -53,7 +53,10 @@ TEST_F(Describe, UnusedFieldsMustBeZero) {
     void (*set)(lla_layer_desc*);
     std::vector<lla_layer_kind> users;
   };
-#define FIELD(name, value, ...) {#name, [](lla_layer_desc* d) { d->name = value; }, {__VA_ARGS__}}
+#define FIELD(name, value, ...)                                         \
+  {                                                                     \
+#name, [](lla_layer_desc * d) { d->name = value; }, { __VA_ARGS__ } \
+  }
   const Field fields[] = {
       FIELD(mixer, 1, 1, 2, 3, 4),
       FIELD(heads, 4, 1, 2, 3, 4, 6, 7, 8),
@@ -107,8 +110,10 @@ TEST_F(Describe, SizesAreChecked) {
     std::vector<lla_layer_kind> users;
   };
   const Field fields[] = {
-      {"heads", &lla_layer_desc::heads, {1, 2, 3, 4, 6, 7}}, {"key_dim", &lla_layer_desc::key_dim, {1, 2, 3, 4, 7}},
-      {"value_dim", &lla_layer_desc::value_dim, {1, 2, 3, 4}}, {"hidden", &lla_layer_desc::hidden, {3, 4, 5, 9}},
+      {"heads", &lla_layer_desc::heads, {1, 2, 3, 4, 6, 7}},
+      {"key_dim", &lla_layer_desc::key_dim, {1, 2, 3, 4, 7}},
+      {"value_dim", &lla_layer_desc::value_dim, {1, 2, 3, 4}},
+      {"hidden", &lla_layer_desc::hidden, {3, 4, 5, 9}},
       {"outputs", &lla_layer_desc::outputs, {9}},
   };
   for (const Field& f : fields) {
@@ -163,7 +168,8 @@ TEST_F(Describe, SizesThatOverflow) {
 }
 
 TEST_F(Describe, Levels) {
-  for (lla_layer_kind kind : {LLA_LAYER_MIXER, LLA_LAYER_CELL, LLA_LAYER_MAMBA2, LLA_LAYER_GATED_DELTANET, LLA_LAYER_GATES}) {
+  for (lla_layer_kind kind :
+       {LLA_LAYER_MIXER, LLA_LAYER_CELL, LLA_LAYER_MAMBA2, LLA_LAYER_GATED_DELTANET, LLA_LAYER_GATES}) {
     lla_layer_desc d = valid(kind);
     d.lambda_form = LLA_LAMBDA_READY;
     for (int64_t levels : {int64_t{0}, int64_t{-1}, int64_t{63}, INT64_MAX}) {
@@ -183,8 +189,10 @@ TEST_F(Describe, Levels) {
     }
     for (lla_lambda_form form = LLA_LAMBDA_SOFTPLUS; form <= LLA_LAMBDA_PRODUCT; ++form) {
       d.lambda_form = form;
-      if (kind == LLA_LAYER_MIXER) refused(d, "lambda_form");
-      else accepted(d);
+      if (kind == LLA_LAYER_MIXER)
+        refused(d, "lambda_form");
+      else
+        accepted(d);
     }
     if (kind == LLA_LAYER_GATES) continue;
     d.lambda_form = LLA_LAMBDA_READY;

@@ -163,9 +163,12 @@ TEST_P(Parts, Gates) {
             dt = std::fmin(std::fmax(dt, 0.4), 1.1);
           }
           g.push_back(gate ? -std::exp(at(c, LLA_WEIGHT_A_LOG, h)) * dt : at(c, LLA_GATE, i));
-          if (write == LLA_WRITE_STEP) w.push_back(dt);
-          else if (write == LLA_WRITE_READY) w.push_back(at(c, LLA_WRITE, i));
-          else if (write) w.push_back((write == LLA_WRITE_TWO_SIGMOID ? 2 : 1) * sigmoid(at(c, LLA_WRITE, i)));
+          if (write == LLA_WRITE_STEP)
+            w.push_back(dt);
+          else if (write == LLA_WRITE_READY)
+            w.push_back(at(c, LLA_WRITE, i));
+          else if (write)
+            w.push_back((write == LLA_WRITE_TWO_SIGMOID ? 2 : 1) * sigmoid(at(c, LLA_WRITE, i)));
           for (int64_t level = 0; level < d.levels; ++level) {
             const double raw = at(c, LLA_LAMBDA, i * 4 + level);
             const double p = lambda > LLA_LAMBDA_READY ? at(c, LLA_WEIGHT_LAMBDA, h * 4 + level) : 0;
@@ -304,8 +307,8 @@ TEST_P(Parts, Mixers) {
             if (levels && level > levels - 1) level = levels - 1;
             const double weight = levels ? at(c, LLA_LAMBDA, (r * 4 + h) * levels + level) : 1;
             for (int64_t i = 0; i < 2; ++i) {
-              o[static_cast<size_t>(i)] += weight * along * at(c, LLA_WRITE, (base + s) * 4 + h) *
-                                           at(c, LLA_V, ((base + s) * 4 + h) * 2 + i);
+              o[static_cast<size_t>(i)] +=
+                  weight * along * at(c, LLA_WRITE, (base + s) * 4 + h) * at(c, LLA_V, ((base + s) * 4 + h) * 2 + i);
             }
           }
           expected.insert(expected.end(), o.begin(), o.end());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Programs: sizes that never fall, exact workspaces, the order and status of argument checks, tasks and threads, kernels by name.
+// Programs: sizes that never fall, exact workspaces, the order and status of argument checks, tasks and threads, kernels by
+// name.
 #include <atomic>
 #include <thread>
 
@@ -56,8 +57,8 @@ TEST_P(Programs, SizesNeverFall) {
   for (const lla_layer_desc& d : descriptions()) {
     const LayerPointer layer = make_layer(context_, d);
     for (const lla_pass pass : {LLA_PASS_FORWARD, LLA_PASS_BACKWARD}) {
-      for (int64_t Limits::*field : {&Limits::sequences, &Limits::rows, &Limits::rows_per_sequence, &Limits::length,
-                                     &Limits::snapshots}) {
+      for (int64_t Limits::*field :
+           {&Limits::sequences, &Limits::rows, &Limits::rows_per_sequence, &Limits::length, &Limits::snapshots}) {
         for (const int64_t base : {int64_t{1}, int64_t{100}}) {
           size_t last = 0, last_saved = 0;
           for (const int64_t size : sizes) {
@@ -166,7 +167,8 @@ INSTANTIATE_TEST_SUITE_P(Backends, Programs, testing::Values(LLA_BACKEND_REFEREN
                            return info.param == LLA_BACKEND_CPU ? "cpu" : "reference";
                          });
 
-// ---- argument checks -------------------------------------------------------------------------------------------------------
+// ---- argument checks
+// -------------------------------------------------------------------------------------------------------
 
 class Arguments : public testing::Test {
  protected:
@@ -286,7 +288,8 @@ TEST_F(Arguments, NothingIsWrittenOnFailure) {
   }
 }
 
-// ---- tasks and threads -----------------------------------------------------------------------------------------------------
+// ---- tasks and threads
+// -----------------------------------------------------------------------------------------------------
 
 struct Hook {
   enum Mode { kAll, kRefuse, kSkipLast, kTwice, kWrongThread, kShifted } mode = kAll;
@@ -376,7 +379,8 @@ TEST_F(Threads, TasksByHand) {
   EXPECT_EQ(c.tensor(LLA_Y).values(), expected);
 }
 
-// ---- measuring -------------------------------------------------------------------------------------------------------------
+// ---- measuring
+// -------------------------------------------------------------------------------------------------------------
 
 // Kernels that serve other types may need more; the measure covers them all.
 int32_t dtype_of_q(const void* problem) { return static_cast<const MixerForward*>(problem)->q.dtype; }

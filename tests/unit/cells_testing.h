@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Helpers for the unit tests of layers: contexts and layers that release themselves, tensors of any type, planned batches, and
-// calls that run in a workspace of exactly the size that was asked for, between guard bytes.
+// Helpers for the unit tests of layers: contexts and layers that release themselves, tensors of any type, planned batches,
+// and calls that run in a workspace of exactly the size that was asked for, between guard bytes.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -66,7 +66,8 @@ inline ContextPointer make_context(lla_backend backend, int threads = 1, const l
 }
 
 using LayerPointer = std::shared_ptr<Layer>;
-inline lla_status try_layer(const ContextPointer& context, const lla_layer_desc& description, LayerPointer* layer, Error* error) {
+inline lla_status try_layer(const ContextPointer& context, const lla_layer_desc& description, LayerPointer* layer,
+                            Error* error) {
   Layer* made = nullptr;
   const lla_status status = create_layer(context.get(), description, &made, error);
   *layer = LayerPointer(made, [](Layer* l) { release(l); });
@@ -282,8 +283,8 @@ struct Setting {
   State* state = nullptr;
   int64_t layer_index = 0;
   Memory* saved = nullptr;
-  bool run = true;           // false: prepare only
-  int64_t short_by = 0;      // bytes by which the workspace is too small
+  bool run = true;       // false: prepare only
+  int64_t short_by = 0;  // bytes by which the workspace is too small
   lla_status run_status = LLA_OK;
 };
 
@@ -355,7 +356,8 @@ struct RandomCall {
   std::vector<Entry> entries;
   int64_t rows = 0;
 
-  RandomCall(const Layer& layer, int64_t row_count, lla_dtype dtype, uint64_t seed, const std::vector<lla_role>& without = {})
+  RandomCall(const Layer& layer, int64_t row_count, lla_dtype dtype, uint64_t seed,
+             const std::vector<lla_role>& without = {})
       : rows(row_count) {
     LayerRules rules;
     fill_rules(layer, &rules);
@@ -410,7 +412,8 @@ struct RandomCall {
   std::vector<Tensor> like(bool outputs, lla_dtype dtype, Random* random = nullptr) const {
     std::vector<Tensor> list;
     for (const Entry& e : entries) {
-      if (e.output == outputs) list.push_back(random ? random->tensor(dtype, e.tensor.dims()) : Tensor(dtype, e.tensor.dims()));
+      if (e.output == outputs)
+        list.push_back(random ? random->tensor(dtype, e.tensor.dims()) : Tensor(dtype, e.tensor.dims()));
     }
     return list;
   }

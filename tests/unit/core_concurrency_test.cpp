@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls on disjoint slots of one state from several threads: the pool of nodes is shared, nothing is lost (run under the thread
-// sanitizer as well).
+// Calls on disjoint slots of one state from several threads: the pool of nodes is shared, nothing is lost (run under the
+// thread sanitizer as well).
 #include <atomic>
 #include <thread>
 
@@ -27,9 +27,15 @@ TEST(ConcurrencyTest, DisjointSlotsMayBeUsedAtOnce) {
       const int64_t slot = first + random.below(kSlots), other = first + random.below(kSlots);
       const int64_t position = random.below(30);
       switch (random.below(8)) {
-        case 0: EXPECT_EQ(state->reset(&slot, 1, &position, nullptr), LLA_OK); break;
-        case 1: EXPECT_EQ(state->fork(&slot, &other, 1, nullptr), LLA_OK); break;
-        case 2: state->truncate(slot, state->min_length(slot), nullptr); break;
+        case 0:
+          EXPECT_EQ(state->reset(&slot, 1, &position, nullptr), LLA_OK);
+          break;
+        case 1:
+          EXPECT_EQ(state->fork(&slot, &other, 1, nullptr), LLA_OK);
+          break;
+        case 2:
+          state->truncate(slot, state->min_length(slot), nullptr);
+          break;
         case 3: {
           size_t bytes = 0;
           ASSERT_EQ(state->export_size(slot, &bytes, nullptr), LLA_OK);

@@ -184,7 +184,8 @@ TEST(ContextTest, GivesEveryByteBackWhereverAllocationFails) {
   lla_context_options options = defaults();
   options.allocator = &allocator;
   options.threads = 3;
-  const std::vector<LayerHistory> layers = {with_convolution(mixer(LLA_DELTA_RULE, 4, 8), 6, 4), mixer(LLA_SCALAR_GATE, 4, 0)};
+  const std::vector<LayerHistory> layers = {with_convolution(mixer(LLA_DELTA_RULE, 4, 8), 6, 4),
+                                            mixer(LLA_SCALAR_GATE, 4, 0)};
   bool done = false;
   int64_t failures = 0;
   for (int64_t at = 0; !done; ++at) {

@@ -30,7 +30,8 @@ class ImageTest : public testing::Test {
       std::vector<float> values(200);
       for (float& value : values) value = next++;
       Error error;
-      EXPECT_EQ(state->write(slot, layer, part, index, lla_tensor_of(values.data(), LLA_F32, d0, d1, d2, -1), &error), LLA_OK)
+      EXPECT_EQ(state->write(slot, layer, part, index, lla_tensor_of(values.data(), LLA_F32, d0, d1, d2, -1), &error),
+                LLA_OK)
           << error.text;
     };
     for (int64_t b = 1; b <= 2; ++b) {
@@ -189,7 +190,8 @@ TEST_F(ImageTest, SwappedWordsAreFound) {
     for (const size_t distance : {8, 32}) {
       if (i + distance + 8 > image.size()) continue;
       std::vector<char> swapped = image;
-      std::swap_ranges(swapped.begin() + static_cast<std::ptrdiff_t>(i), swapped.begin() + static_cast<std::ptrdiff_t>(i + 8),
+      std::swap_ranges(swapped.begin() + static_cast<std::ptrdiff_t>(i),
+                       swapped.begin() + static_cast<std::ptrdiff_t>(i + 8),
                        swapped.begin() + static_cast<std::ptrdiff_t>(i + distance));
       ASSERT_TRUE(swapped == image || check(swapped) != LLA_OK) << i;
     }
@@ -265,8 +267,8 @@ TEST_F(ImageTest, ContradictionsAreRefusedAndChangeNothing) {
   refused(image::kConvRowsAt, 2, LLA_DATA_CORRUPT);
   refused(image::kConvRowsAt, 4, LLA_DATA_CORRUPT);
   refused(image::kConvRowsAt, uint64_t{1} << 40, LLA_DATA_CORRUPT);
-  refused(image::kNodesAt, 6, LLA_DATA_CORRUPT);                                   // without the absorbing one
-  refused(image::kNodesAt, 7 | (uint64_t{1} << kAbsorbed), LLA_DATA_CORRUPT);      // a node too many
+  refused(image::kNodesAt, 6, LLA_DATA_CORRUPT);                               // without the absorbing one
+  refused(image::kNodesAt, 7 | (uint64_t{1} << kAbsorbed), LLA_DATA_CORRUPT);  // a node too many
   refused(image::kNodesAt, 6 | (uint64_t{1} << 63), LLA_DATA_CORRUPT);
   refused(image::kLayersAt, 3, LLA_STATE_INCOMPATIBLE);
   refused(image::kLayersAt, UINT64_MAX, LLA_STATE_INCOMPATIBLE);

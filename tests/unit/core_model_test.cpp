@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The planner against a model that keeps the rows themselves. A pretended kernel carries plans out on real state memory, with
-// sums over row numbers in place of matrices; after every step each slot must describe exactly its rows.
+// The planner against a model that keeps the rows themselves. A pretended kernel carries plans out on real state memory,
+// with sums over row numbers in place of matrices; after every step each slot must describe exactly its rows.
 #include <algorithm>
-#include <cmath>
 #include <array>
+#include <cmath>
 #include <set>
 
 #include "core_testing.h"
@@ -12,8 +12,8 @@ using namespace core_testing;
 
 namespace {
 
-// What a node holds: the sum of the numbers of its rows, how many, the sum of number * position, and the border at which it was
-// written last (which only rewriting layers check). Its log decay: again how many rows.
+// What a node holds: the sum of the numbers of its rows, how many, the sum of number * position, and the border at which it
+// was written last (which only rewriting layers check). Its log decay: again how many rows.
 constexpr int kContent = 4;
 using Content = std::array<double, kContent>;
 
@@ -289,7 +289,8 @@ void Simulation::store_conv(const Sequence& sequence, const Planned& step, int64
   }
 }
 
-// ---- what every slot must say ---------------------------------------------------------------------------------------------
+// ---- what every slot must say
+// ---------------------------------------------------------------------------------------------
 
 void Simulation::check_layer(int64_t slot, int64_t layer) const {
   const ModelSlot& model = model_[static_cast<size_t>(slot)];
@@ -317,7 +318,8 @@ void Simulation::check_layer(int64_t slot, int64_t layer) const {
         ASSERT_EQ(content[1], expected[1]);
         ASSERT_EQ(content[2], expected[2]);
         ASSERT_TRUE(rewrites || *reinterpret_cast<double*>(memory.node_decay(image.node[b], h)) == expected[1]);
-        ASSERT_TRUE(!(rewrites || absorbing) || content[3] == static_cast<double>(begin)) << "slot " << slot << " node " << b;
+        ASSERT_TRUE(!(rewrites || absorbing) || content[3] == static_cast<double>(begin))
+            << "slot " << slot << " node " << b;
       }
     }
     const TailLayout& layout = memory.tail_layout;
@@ -375,7 +377,8 @@ void Simulation::check_all() const {
   ASSERT_EQ(static_cast<int64_t>(tails.size()), slots());
 }
 
-// ---- steps ----------------------------------------------------------------------------------------------------------------
+// ---- steps
+// ----------------------------------------------------------------------------------------------------------------
 
 bool Simulation::plan_step(BatchOwner* batch, Planned* step, const std::set<int64_t>& taken) {
   std::vector<int64_t> free;  // slots that this batch may write to
@@ -523,7 +526,8 @@ void Simulation::step_batches() {
 void Simulation::step_reorder() {
   std::vector<int64_t> sources, targets, order(static_cast<size_t>(slots()));
   for (size_t i = 0; i < order.size(); ++i) order[i] = static_cast<int64_t>(i);
-  for (size_t i = order.size(); i > 1; --i) std::swap(order[i - 1], order[static_cast<size_t>(random_.below(static_cast<int64_t>(i)))]);
+  for (size_t i = order.size(); i > 1; --i)
+    std::swap(order[i - 1], order[static_cast<size_t>(random_.below(static_cast<int64_t>(i)))]);
   const int64_t count = random_.below(slots() + 1);
   const std::vector<ModelSlot> before = model_;
   for (int64_t i = 0; i < count; ++i) {
@@ -571,11 +575,16 @@ void Simulation::step_copy() {
 
 void Simulation::step() {
   const int64_t kind = random_.below(20);
-  if (kind < 13) step_batches();
-  else if (kind < 15) step_reorder();
-  else if (kind < 17) step_truncate();
-  else if (kind < 19) step_reset();
-  else step_copy();
+  if (kind < 13)
+    step_batches();
+  else if (kind < 15)
+    step_reorder();
+  else if (kind < 17)
+    step_truncate();
+  else if (kind < 19)
+    step_reset();
+  else
+    step_copy();
   if (testing::Test::HasFatalFailure()) return;
   ASSERT_NO_FATAL_FAILURE(check_all());
   // No block is lost: what is not free is linked.

@@ -121,7 +121,8 @@ TEST_F(StateTest, TailsHoldWhatACellHandsOver) {
 TEST_F(StateTest, RefusesDescriptionsThatDoNotFit) {
   const std::vector<LayerHistory> layers = {mixer(LLA_SCALAR_GATE, 4, 10)};
   lla_state_desc description = description_of();
-  refuse(*cpu_, {mixer(LLA_SCALAR_GATE, 4, 10), convolution(8, 3, 4)}, description, LLA_STATE_INCOMPATIBLE, "layers[1] has grain 8");
+  refuse(*cpu_, {mixer(LLA_SCALAR_GATE, 4, 10), convolution(8, 3, 4)}, description, LLA_STATE_INCOMPATIBLE,
+         "layers[1] has grain 8");
   refuse(*cpu_, {LayerHistory()}, description, LLA_INVALID_ARGUMENT, "layers[0]");
   description.kind = 2;
   refuse(*cpu_, layers, description, LLA_INVALID_ARGUMENT, "kind");

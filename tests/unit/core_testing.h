@@ -52,11 +52,13 @@ struct DestroyState {
 };
 using StatePointer = std::unique_ptr<State, DestroyState>;
 
-inline StatePointer make_state(Context* context, const std::vector<LayerHistory>& layers, const lla_state_desc& description) {
+inline StatePointer make_state(Context* context, const std::vector<LayerHistory>& layers,
+                               const lla_state_desc& description) {
   State* state = nullptr;
   Error error;
-  EXPECT_EQ(State::create(context, layers.data(), static_cast<int64_t>(layers.size()), description, nullptr, 0, &state, &error),
-            LLA_OK)
+  EXPECT_EQ(
+      State::create(context, layers.data(), static_cast<int64_t>(layers.size()), description, nullptr, 0, &state, &error),
+      LLA_OK)
       << error.text;
   return StatePointer(state);
 }

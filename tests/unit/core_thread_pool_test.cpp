@@ -136,7 +136,7 @@ TEST(ThreadPoolTest, AForkedChildRunsSeriallyAndReleasesWithoutWaiting) {
       context->parallel.run(5, task, &order, context->parallel.user);
       Context* inherited = context.release();
       release(inherited);
-#ifndef __SANITIZE_THREAD__  // which lets no forked child start threads
+#ifndef __SANITIZE_THREAD__                    // which lets no forked child start threads
       ContextPointer fresh = pool_context(2);  // a child may have a pool of its own
       Job job(10, 2);
       job.execute(*fresh);

@@ -130,7 +130,8 @@ TEST_P(PartsTest, Convolution) {
   const int64_t stream = 3;
   for (Batch batch : batches()) {
     for (size_t turn = 0; turn < 2; ++turn) {
-      for (const auto& [channels, width] : {std::pair<int64_t, int64_t>{5, 1}, {70, 4}, {66, 2}, {3, 90}}) {
+      for (const auto& size : {std::pair<int64_t, int64_t>{5, 1}, {70, 4}, {66, 2}, {3, 90}}) {
+        const int64_t channels = size.first, width = size.second;
         for (const bool with_state : {false, true}) {
           const Types& type = kTypes[(2 * turn + with_state + static_cast<size_t>(width)) % 4];
           const bool silu = channels != 66;

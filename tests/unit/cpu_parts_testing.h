@@ -163,9 +163,10 @@ class Parts {
 
   // Results against the reference: relative to the element and to the tensor's root mean square.
   void compare(double tolerance, const std::string& what) {
-    for (auto [a, b] : pairs_) {
+    for (const auto& pair : pairs_) {
+      Tensor *a = pair.first, *b = pair.second;
       double squares = 0, count = 0;
-      const auto want = [&b = b](int64_t s, int64_t r, int64_t h, int64_t i) {
+      const auto want = [b](int64_t s, int64_t r, int64_t h, int64_t i) {
         return load_element<double>(b->view.at(s, r, h), LLA_F64, i);
       };
       each(*a, [&](int64_t s, int64_t r, int64_t h, int64_t i) {
