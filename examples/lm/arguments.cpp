@@ -13,17 +13,21 @@ namespace lm {
 
 Arguments::Arguments(std::string usage, std::string purpose) : usage_(std::move(usage)), purpose_(std::move(purpose)) {}
 
-void Arguments::option(const std::string& name, const std::string& value_name, const std::string& value, const std::string& help) {
+void Arguments::option(const std::string& name, const std::string& value_name, const std::string& value,
+                       const std::string& help) {
   options_.push_back({name, value_name, value, help, false, {}});
 }
 
-void Arguments::flag(const std::string& name, const std::string& help) { options_.push_back({name, "", "", help, true, {}}); }
+void Arguments::flag(const std::string& name, const std::string& help) {
+  options_.push_back({name, "", "", help, true, {}});
+}
 
 void Arguments::print_help() const {
   std::printf("usage: %s\n\n%s\n\noptions:\n", usage_.c_str(), purpose_.c_str());
   for (const Option& o : options_) {
     const std::string left = "--" + o.name + (o.is_flag ? "" : " " + o.value_name);
-    std::printf("  %-22s %s%s\n", left.c_str(), o.help.c_str(), o.value.empty() ? "" : (" (default " + o.value + ")").c_str());
+    std::printf("  %-22s %s%s\n", left.c_str(), o.help.c_str(),
+                o.value.empty() ? "" : (" (default " + o.value + ")").c_str());
   }
   std::printf("  %-22s %s\n", "--help", "this text");
 }
@@ -88,8 +92,8 @@ int64_t Arguments::integer(const std::string& name, int64_t lowest, int64_t high
   int64_t n = 0;
   const auto [end, code] = std::from_chars(value.data(), value.data() + value.size(), n);
   if (code != std::errc() || end != value.data() + value.size() || n < lowest || n > highest) {
-    throw Error("--" + name + " must be an integer from " + std::to_string(lowest) + " to " + std::to_string(highest) + ", not '" +
-                value + "'");
+    throw Error("--" + name + " must be an integer from " + std::to_string(lowest) + " to " + std::to_string(highest) +
+                ", not '" + value + "'");
   }
   return n;
 }

@@ -3,9 +3,8 @@
 #include "config.h"
 
 #include <cmath>
-#include <optional>
-
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "error.h"
 
@@ -142,7 +141,8 @@ void read_mamba2(const Fields& f, ModelConfig* c, bool log_linear_type) {
     const int64_t width = default_mlp_width(c->hidden, f.number("hidden_ratio", 4.0));
     c->mlp = f.integer("intermediate_size", width);
   }
-  if (log_linear_type && c->levels == 0) throw Error("a log-linear model needs the tensors '" + c->layer_prefix(0) + "mixer.L'");
+  if (log_linear_type && c->levels == 0)
+    throw Error("a log-linear model needs the tensors '" + c->layer_prefix(0) + "mixer.L'");
 }
 
 void read_gated_deltanet(const Fields& f, ModelConfig* c) {
@@ -179,16 +179,21 @@ ModelConfig read_config(const std::string& json_text, const std::map<std::string
   ModelConfig c;
   c.model_type = f.text("model_type", "");
   if (c.model_type.empty()) {
-    if (model_class == "LogLinearMamba2ForCausalLM") c.model_type = "log_linear_mamba2";
-    else if (model_class == "Mamba2ForCausalLM") c.model_type = "mamba2";
-    else if (model_class == "GatedDeltaNetForCausalLM") c.model_type = "gated_deltanet";
-    else throw Error("config: model_type is missing");
+    if (model_class == "LogLinearMamba2ForCausalLM")
+      c.model_type = "log_linear_mamba2";
+    else if (model_class == "Mamba2ForCausalLM")
+      c.model_type = "mamba2";
+    else if (model_class == "GatedDeltaNetForCausalLM")
+      c.model_type = "gated_deltanet";
+    else
+      throw Error("config: model_type is missing");
   }
   const bool log_linear_mamba2 = c.model_type == "log_linear_mamba2" || c.model_type == "hattention";
   const bool mamba2 = log_linear_mamba2 || c.model_type == "mamba2" || c.model_type == "mamba2mlp";
   const bool log_linear_gdn = c.model_type == "h_gated_deltanet";
   if (!mamba2 && !log_linear_gdn && c.model_type != "gated_deltanet") {
-    throw Error("config: model_type '" + c.model_type + "' is not supported (log_linear_mamba2, hattention, mamba2, mamba2mlp, "
+    throw Error("config: model_type '" + c.model_type +
+                "' is not supported (log_linear_mamba2, hattention, mamba2, mamba2mlp, "
                 "h_gated_deltanet, gated_deltanet are)");
   }
   if (f.has("attn")) throw Error("config: attn (a hybrid with softmax attention layers) is not supported");
@@ -202,19 +207,25 @@ ModelConfig read_config(const std::string& json_text, const std::map<std::string
   c.layers = f.integer("num_hidden_layers");
   c.tied = f.flag("tie_word_embeddings", false);
   c.context = f.integer("max_position_embeddings", 0);
-  if (c.vocab < 1 || c.hidden < 1 || c.layers < 1) throw Error("config: vocab_size, hidden_size and num_hidden_layers must be >= 1");
+  if (c.vocab < 1 || c.hidden < 1 || c.layers < 1)
+    throw Error("config: vocab_size, hidden_size and num_hidden_layers must be >= 1");
   name_tensors(&c, false);
   const std::string scale = c.layer_prefix(0) + c.mixer_name + ".L";
-  if (log_linear_mamba2 || log_linear_gdn) c.levels = columns_of(tensors, scale);
-  else if (tensors.count(scale)) throw Error("config: model_type '" + c.model_type + "' is linear but there is a tensor '" + scale + "'");
-  if (mamba2) read_mamba2(f, &c, log_linear_mamba2);
-  else read_gated_deltanet(f, &c);
+  if (log_linear_mamba2 || log_linear_gdn)
+    c.levels = columns_of(tensors, scale);
+  else if (tensors.count(scale))
+    throw Error("config: model_type '" + c.model_type + "' is linear but there is a tensor '" + scale + "'");
+  if (mamba2)
+    read_mamba2(f, &c, log_linear_mamba2);
+  else
+    read_gated_deltanet(f, &c);
   if (log_linear_gdn && c.levels == 0) throw Error("a log-linear model needs the tensors '" + scale + "'");
   if (tensors.count(c.root + "embedding.weight")) c.embedding_name = "embedding";  // an older name
   return c;
 }
 
-ModelConfig read_golden_config(const std::map<std::string, std::string>& metadata, const std::map<std::string, Tensor>& tensors) {
+ModelConfig read_golden_config(const std::map<std::string, std::string>& metadata,
+                               const std::map<std::string, Tensor>& tensors) {
   const auto get = [&](const char* key, const char* otherwise = nullptr) {
     const auto it = metadata.find(key);
     if (it != metadata.end()) return it->second;

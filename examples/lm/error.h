@@ -2,10 +2,10 @@
 // Failures of the example: one exception type, and calls of lla that throw it with the library's own words.
 #pragma once
 
+#include <lla/lla.h>
+
 #include <stdexcept>
 #include <string>
-
-#include <lla/lla.h>
 
 namespace lm {
 

@@ -51,9 +51,10 @@ std::string label(const ModelConfig& c) {
 }  // namespace
 
 int eval_command(int count, char** words) {
-  Arguments a("lm eval --model DIR [--model DIR2 ...] --data FILE [--data FILE ...] [options]",
-              "Prints the loss of models on a text, as a whole and by position in the context. Of each file the last tenth is\n"
-              "read, which lm train holds out.");
+  Arguments a(
+      "lm eval --model DIR [--model DIR2 ...] --data FILE [--data FILE ...] [options]",
+      "Prints the loss of models on a text, as a whole and by position in the context. Of each file the last tenth is\n"
+      "read, which lm train holds out.");
   a.option("model", "DIR", "", "checkpoint folder; several are compared side by side");
   a.option("data", "FILE", "", "text; may be given several times");
   a.flag("whole", "read the whole files, not the last tenth");
@@ -76,7 +77,8 @@ int eval_command(int count, char** words) {
   int64_t length = 0, stride = 0;
   for (const std::string& folder : folders) {
     Checkpoint checkpoint = load_checkpoint(folder);
-    if (checkpoint.config.vocab < 256) throw Error(folder + ": its vocabulary is smaller than 256, so that it cannot read bytes");
+    if (checkpoint.config.vocab < 256)
+      throw Error(folder + ": its vocabulary is smaller than 256, so that it cannot read bytes");
     if (length == 0) length = checkpoint.config.context > 0 ? checkpoint.config.context : 1024;
     if (a.given("length")) length = a.integer("length", 2, 1 << 24);
     checkpoint.config.absorb = checkpoint.config.levels > 0 && lla_levels_needed(length) > checkpoint.config.levels;
@@ -87,8 +89,9 @@ int eval_command(int count, char** words) {
     const Evaluation whole = evaluate(run, text.held_out, batch, length, length, 0);
     results.push_back(stride == length ? whole : evaluate(run, text.held_out, batch, length, stride, 0));
     names.push_back(label(checkpoint.config));
-    std::printf("%s: %s: held-out loss %.4f nats per byte (%.4f bits), %lld bytes, windows of %lld\n", folder.c_str(), names.back().c_str(),
-                whole.loss, whole.loss / std::log(2.0), static_cast<long long>(whole.tokens), static_cast<long long>(length));
+    std::printf("%s: %s: held-out loss %.4f nats per byte (%.4f bits), %lld bytes, windows of %lld\n", folder.c_str(),
+                names.back().c_str(), whole.loss, whole.loss / std::log(2.0), static_cast<long long>(whole.tokens),
+                static_cast<long long>(length));
   }
 
   // Models of one kind are told apart by their folders.
@@ -101,7 +104,8 @@ int eval_command(int count, char** words) {
   std::printf("\n");
   for (const Bucket& bucket : position_buckets(length, 1)) {
     char range[40];
-    std::snprintf(range, sizeof range, "%lld-%lld", static_cast<long long>(bucket.begin), static_cast<long long>(bucket.end - 1));
+    std::snprintf(range, sizeof range, "%lld-%lld", static_cast<long long>(bucket.begin),
+                  static_cast<long long>(bucket.end - 1));
     std::printf("%-16s", range);
     for (const Evaluation& e : results) std::printf("  %24.4f", mean_loss(e, bucket));
     std::printf("\n");

@@ -24,10 +24,11 @@ int32_t sample(const Rows& logits, double temperature, int64_t top_k, Random* ra
   std::vector<int32_t> order(x.size());
   std::iota(order.begin(), order.end(), 0);
   const size_t keep = top_k > 0 ? std::min(x.size(), static_cast<size_t>(top_k)) : x.size();
-  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(keep), order.end(), [&](int32_t a, int32_t b) {
-    const double xa = x[static_cast<size_t>(a)], xb = x[static_cast<size_t>(b)];
-    return xa != xb ? xa > xb : a < b;
-  });
+  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(keep), order.end(),
+                    [&](int32_t a, int32_t b) {
+                      const double xa = x[static_cast<size_t>(a)], xb = x[static_cast<size_t>(b)];
+                      return xa != xb ? xa > xb : a < b;
+                    });
   const double top = x[static_cast<size_t>(order[0])];
   double sum = 0;
   for (size_t i = 0; i < keep; ++i) sum += std::exp((x[static_cast<size_t>(order[i])] - top) / temperature);
@@ -105,7 +106,8 @@ int generate_command(int count, char** words) {
                static_cast<double>(prompt_length) / std::max(seconds_between(start, prefilled), 1e-9));
   std::fprintf(stderr, "decode:  %lld tokens, %.0f tokens/s\n", static_cast<long long>(tokens),
                static_cast<double>(tokens) / std::max(seconds_between(prefilled, done), 1e-9));
-  std::fprintf(stderr, "state at %lld tokens: %.1f KiB; keys and values of a Transformer of this width and length: %.1f KiB\n",
+  std::fprintf(stderr,
+               "state at %lld tokens: %.1f KiB; keys and values of a Transformer of this width and length: %.1f KiB\n",
                static_cast<long long>(position), state_kib, cache_kib);
   return 0;
 }

@@ -2,12 +2,12 @@
 // Owners of lla's handles and of the aligned memory that lla asks the caller for.
 #pragma once
 
+#include <lla/lla.h>
+
 #include <cstddef>
 #include <cstdlib>
 #include <memory>
 #include <new>
-
-#include <lla/lla.h>
 
 #include "error.h"
 

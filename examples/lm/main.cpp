@@ -21,7 +21,9 @@ constexpr Command kCommands[] = {
 };
 
 void print_help(std::FILE* out) {
-  std::fprintf(out, "usage: lm COMMAND [options]\n\nTrains and runs small language models on log-linear attention (lla %s).\n\ncommands:\n",
+  std::fprintf(out,
+               "usage: lm COMMAND [options]\n\nTrains and runs small language models on log-linear attention (lla "
+               "%s).\n\ncommands:\n",
                lla_version_string());
   for (const Command& c : kCommands) std::fprintf(out, "  %-10s %s\n", c.name, c.help);
   std::fprintf(out, "\n'lm COMMAND --help' lists the options of a command.\n");

@@ -37,8 +37,10 @@ Model::Model(lla_context* context, Threads& threads, const ModelConfig& config, 
   lla_layer_desc mixer = block_description(config, grain, LLA_DTYPE_DEFAULT);
   if (activation == LLA_BF16 || activation == LLA_F16) {
     mixer.inner_dtype = activation;
-    if (lla_layer_supported(context, &mixer, nullptr) == LLA_OK) tail_dtype_ = activation;
-    else mixer.inner_dtype = LLA_DTYPE_DEFAULT;
+    if (lla_layer_supported(context, &mixer, nullptr) == LLA_OK)
+      tail_dtype_ = activation;
+    else
+      mixer.inner_dtype = LLA_DTYPE_DEFAULT;
   }
   mixer_layer_ = make_layer(context, mixer);
   lla_layer_desc norm = LLA_LAYER_DESC_INIT;

@@ -58,17 +58,17 @@ class Model {
 class ModelRun {
  public:
   struct Options {
-    int64_t sequences = 1;    // most sequences of a call
-    int64_t rows = 1;         // most rows of a sequence and call
-    bool training = false;    // keeps what backward() needs; no state
-    int64_t slots = 0;        // > 0: sequences have histories
-    int64_t max_length = 0;   // of a history
+    int64_t sequences = 1;   // most sequences of a call
+    int64_t rows = 1;        // most rows of a sequence and call
+    bool training = false;   // keeps what backward() needs; no state
+    int64_t slots = 0;       // > 0: sequences have histories
+    int64_t max_length = 0;  // of a history
   };
   ModelRun(Model& model, const Options& options);
 
   // Runs `sequences` sequences of `rows` tokens. Without a state they start at position 0; with one, sequence b continues
-  // slot slots[b] (no `slots`: slot b) and commit() makes the rows part of it. Returns the logits of all rows, or of the last
-  // row of each sequence. They stay valid until the next call.
+  // slot slots[b] (no `slots`: slot b) and commit() makes the rows part of it. Returns the logits of all rows, or of the
+  // last row of each sequence. They stay valid until the next call.
   Rows forward(const int32_t* ids, int64_t sequences, int64_t rows, const int64_t* slots = nullptr, bool last_only = false);
   void commit();
   // Mean loss of the last forward() over targets >= 0; losses of single rows go to `losses` if it is not null.

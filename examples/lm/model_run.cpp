@@ -18,7 +18,8 @@ ModelRun::ModelRun(Model& model, const Options& options) : model_(model), option
     d.max_length = options.max_length;
     d.tail_dtype = model.tail_dtype_;
     lla_state* state = nullptr;
-    LM_CALL(lla_state_create, layers.data(), c.layers, &d, static_cast<const lla_block_memory*>(nullptr), int64_t{0}, &state);
+    LM_CALL(lla_state_create, layers.data(), c.layers, &d, static_cast<const lla_block_memory*>(nullptr), int64_t{0},
+            &state);
     state_.reset(state);
   }
   lla_batch_limits mixer_limits = LLA_BATCH_LIMITS_INIT;
@@ -107,8 +108,9 @@ void ModelRun::run_forward(lla_layer* layer, lla_batch* batch, lla_state* state,
   LM_CALL(lla_layer_forward, layer, &a);
 }
 
-void ModelRun::run_backward(lla_layer* layer, lla_batch* batch, const Rows& x, const Rows& dy, const Rows& dx, bool accumulate,
-                            const std::vector<lla_binding>& weights, std::vector<lla_binding> gradients, const Buffer* saved) {
+void ModelRun::run_backward(lla_layer* layer, lla_batch* batch, const Rows& x, const Rows& dy, const Rows& dx,
+                            bool accumulate, const std::vector<lla_binding>& weights, std::vector<lla_binding> gradients,
+                            const Buffer* saved) {
   const lla_binding io[] = {lla_bind(LLA_X, x.view())};
   const lla_binding outputs[] = {lla_bind(LLA_Y, dy.view())};
   gradients.push_back(lla_bind(LLA_X, dx.view()));
@@ -146,7 +148,8 @@ void ModelRun::project(const Layer& layer, size_t index, const Rows& x, const Ro
   run_forward(layer.get(), rows_batch_.get(), nullptr, 0, x, y, {weight(index, LLA_WEIGHT_PROJ)}, nullptr);
 }
 
-void ModelRun::project_backward(const Layer& layer, size_t index, const Rows& x, const Rows& dy, const Rows& dx, bool accumulate) {
+void ModelRun::project_backward(const Layer& layer, size_t index, const Rows& x, const Rows& dy, const Rows& dx,
+                                bool accumulate) {
   run_backward(layer.get(), rows_batch_.get(), x, dy, dx, accumulate, {weight(index, LLA_WEIGHT_PROJ)},
                {weight_gradient(index, LLA_WEIGHT_PROJ)}, nullptr);
 }
@@ -165,7 +168,8 @@ Rows ModelRun::forward(const int32_t* ids, int64_t sequences, int64_t rows, cons
   const ModelConfig& c = model_.config();
   Threads& threads = model_.threads();
   const int64_t n = sequences * rows;
-  if (sequences < 1 || rows < 1 || sequences > options_.sequences || rows > options_.rows) throw Error("more rows than planned for");
+  if (sequences < 1 || rows < 1 || sequences > options_.sequences || rows > options_.rows)
+    throw Error("more rows than planned for");
   for (int64_t i = 0; i < n; ++i) {
     if (ids[i] < 0 || ids[i] >= c.vocab) throw Error("token " + std::to_string(ids[i]) + " is not in the vocabulary");
   }

@@ -19,8 +19,8 @@ std::map<std::string, Tensor> initial_parameters(const ModelConfig& config, uint
     switch (info.kind) {
       case ParameterKind::Matrix:
       case ParameterKind::Convolution: {
-        // The published 0.02 is meant for wide models; a narrow one learns faster from 1 / sqrt(inputs), and a convolution of
-        // four taps needs taps of about a half.
+        // The published 0.02 is meant for wide models; a narrow one learns faster from 1 / sqrt(inputs), and a convolution
+        // of four taps needs taps of about a half.
         int64_t inputs = 1;
         for (size_t i = 1; i < info.shape.size(); ++i) inputs *= info.shape[i];
         const bool table = info.shape.front() == config.vocab && info.name.find("embedding") != std::string::npos;
@@ -33,7 +33,8 @@ std::map<std::string, Tensor> initial_parameters(const ModelConfig& config, uint
         for (int64_t i = 0; i < n; ++i) w[i] = static_cast<float>(bound * (2.0 * random.uniform() - 1.0));
         break;
       }
-      case ParameterKind::Bias: break;  // zero
+      case ParameterKind::Bias:
+        break;  // zero
       case ParameterKind::Norm:
       case ParameterKind::Skip:
       case ParameterKind::LevelScale:
@@ -41,7 +42,8 @@ std::map<std::string, Tensor> initial_parameters(const ModelConfig& config, uint
         break;
       case ParameterKind::ALog:
         for (int64_t i = 0; i < n; ++i) {
-          const double rate = config.block == BlockKind::Mamba2 ? static_cast<double>(i + 1) : 16.0 * (1.0 - random.uniform());
+          const double rate =
+              config.block == BlockKind::Mamba2 ? static_cast<double>(i + 1) : 16.0 * (1.0 - random.uniform());
           w[i] = static_cast<float>(std::log(rate));
         }
         break;
@@ -74,7 +76,8 @@ double AdamW::step(int64_t step, double learning_rate) {
     partial.assign(static_cast<size_t>((n + kPiece - 1) / kPiece), 0.0);
     model_.threads().for_pieces(n, kPiece, [&](int64_t begin, int64_t end) {
       double sum = 0;
-      for (int64_t i = begin; i < end; ++i) sum += static_cast<double>(p.gradient.f32()[i]) * static_cast<double>(p.gradient.f32()[i]);
+      for (int64_t i = begin; i < end; ++i)
+        sum += static_cast<double>(p.gradient.f32()[i]) * static_cast<double>(p.gradient.f32()[i]);
       partial[static_cast<size_t>(begin / kPiece)] = sum;
     });
     for (const double x : partial) squares += x;

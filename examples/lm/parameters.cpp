@@ -87,8 +87,10 @@ void check_parameters(const ModelConfig& config, const std::map<std::string, Ten
     }
     if (it->second.dtype == LLA_I32 || it->second.dtype == LLA_I64) throw Error("tensor '" + info.name + "' holds integers");
   }
-  for (const auto& [name, tensor] : tensors) {
-    const bool pass = std::any_of(ignored.begin(), ignored.end(), [&](const std::string& p) { return name.rfind(p, 0) == 0; });
+  for (const auto& entry : tensors) {
+    const std::string& name = entry.first;
+    const bool pass =
+        std::any_of(ignored.begin(), ignored.end(), [&](const std::string& p) { return name.rfind(p, 0) == 0; });
     if (pass || known.count(name) || (config.tied && name == "lm_head.weight")) continue;
     throw Error("the weights have a tensor '" + name + "' that the configuration does not know");
   }

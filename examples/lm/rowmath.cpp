@@ -45,8 +45,10 @@ void out(const std::vector<T>& values, const Rows& rows, int64_t r) {
 template <class F>
 void by_rows(Threads& threads, const Rows& rows, const F& body) {
   threads.for_pieces(rows.count, 16, [&](int64_t begin, int64_t end) {
-    if (rows.dtype == LLA_F64) body(begin, end, double{});
-    else body(begin, end, float{});
+    if (rows.dtype == LLA_F64)
+      body(begin, end, double{});
+    else
+      body(begin, end, float{});
   });
 }
 
@@ -70,12 +72,15 @@ void embed_backward(Threads& threads, const int32_t* ids, const Rows& dy, Tensor
   threads.for_pieces(width, 32, [&](int64_t begin, int64_t end) {
     std::vector<double> row(static_cast<size_t>(end - begin));
     for (int64_t r = 0; r < dy.count; ++r) {
-      load(static_cast<char*>(dy.row(r)) + static_cast<size_t>(begin) * lla_dtype_size(dy.dtype), dy.dtype, end - begin, row.data());
+      load(static_cast<char*>(dy.row(r)) + static_cast<size_t>(begin) * lla_dtype_size(dy.dtype), dy.dtype, end - begin,
+           row.data());
       for (int64_t i = begin; i < end; ++i) {
         const int64_t at = ids[r] * width + i;
         const double value = row[static_cast<size_t>(i - begin)];
-        if (gradient->dtype == LLA_F64) reinterpret_cast<double*>(gradient->data())[at] += value;
-        else gradient->f32()[at] += static_cast<float>(value);
+        if (gradient->dtype == LLA_F64)
+          reinterpret_cast<double*>(gradient->data())[at] += value;
+        else
+          gradient->f32()[at] += static_cast<float>(value);
       }
     }
   });

@@ -3,9 +3,9 @@
 // Everything works row by row in float (double for LLA_F64 rows), rounds once on storing, and runs on the program's threads.
 #pragma once
 
-#include <cstdint>
-
 #include <lla/lla.h>
+
+#include <cstdint>
 
 #include "handles.h"
 #include "tensor.h"
@@ -20,9 +20,7 @@ struct Rows {
   int64_t count = 0, width = 0;
 
   lla_tensor view() const { return lla_tensor_of(data, dtype, count, width, -1, -1); }
-  void* row(int64_t r) const {
-    return static_cast<char*>(data) + static_cast<size_t>(r * width) * lla_dtype_size(dtype);
-  }
+  void* row(int64_t r) const { return static_cast<char*>(data) + static_cast<size_t>(r * width) * lla_dtype_size(dtype); }
 };
 
 // Memory for up to `capacity` rows.

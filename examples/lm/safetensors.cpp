@@ -11,9 +11,8 @@
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <vector>
-
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "error.h"
 
@@ -58,7 +57,8 @@ Span read_entry(const std::string& name, const json& entry, std::string_view dat
   const json& offsets = entry["data_offsets"];
   if (!type.is_string()) bad("dtype is no text");
   const std::string type_name = type.get<std::string>();
-  const auto found = std::find_if(std::begin(kTypes), std::end(kTypes), [&](const TypeName& t) { return type_name == t.name; });
+  const auto found =
+      std::find_if(std::begin(kTypes), std::end(kTypes), [&](const TypeName& t) { return type_name == t.name; });
   if (found == std::end(kTypes)) bad("element type '" + type_name.substr(0, 20) + "' is not supported");
   if (!shape.is_array() || shape.size() > kMaxRank) bad("shape is no list of at most 16 sizes");
   uint64_t bytes = lla_dtype_size(found->dtype);
@@ -66,15 +66,20 @@ Span read_entry(const std::string& name, const json& entry, std::string_view dat
   std::vector<int64_t> dims;
   for (const json& size : shape) {
     uint64_t d = 0;
-    if (!read_size(size, &d) || d > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) bad("a size is no integer >= 0");
+    if (!read_size(size, &d) || d > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
+      bad("a size is no integer >= 0");
     dims.push_back(static_cast<int64_t>(d));
-    if (d == 0) empty = true;
-    else if (bytes > std::numeric_limits<uint64_t>::max() / d) bad("its size overflows");
-    else bytes *= d;
+    if (d == 0)
+      empty = true;
+    else if (bytes > std::numeric_limits<uint64_t>::max() / d)
+      bad("its size overflows");
+    else
+      bytes *= d;
   }
   if (empty) bytes = 0;
   Span span;
-  if (!offsets.is_array() || offsets.size() != 2 || !read_size(offsets[0], &span.begin) || !read_size(offsets[1], &span.end)) {
+  if (!offsets.is_array() || offsets.size() != 2 || !read_size(offsets[0], &span.begin) ||
+      !read_size(offsets[1], &span.end)) {
     bad("data_offsets is no pair of integers >= 0");
   }
   if (span.begin > span.end || span.end > data.size()) bad("its data lie outside the file");
@@ -111,8 +116,8 @@ TensorFile parse_safetensors(std::string_view bytes, const std::string& origin) 
   if (length > kMaxHeader || length > bytes.size() - 8) refuse(origin, "its header is longer than the file");
   const std::string_view text = bytes.substr(8, length);
   const std::string_view data = bytes.substr(8 + length);
-  // The parser recurses with the nesting; a real header nests three deep, so that deep ones are refused on sight. A name that
-  // occurs twice is refused too: which of the two counts would be a guess.
+  // The parser recurses with the nesting; a real header nests three deep, so that deep ones are refused on sight. A name
+  // that occurs twice is refused too: which of the two counts would be a guess.
   bool too_deep = false, twice = false;
   std::vector<std::vector<std::string>> keys;
   const auto watch = [&](int depth, json::parse_event_t event, json& parsed) {
@@ -147,9 +152,8 @@ TensorFile parse_safetensors(std::string_view bytes, const std::string& origin) 
     span.name = &it->first;
     spans.push_back(span);
   }
-  std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
-    return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
-  });
+  std::sort(spans.begin(), spans.end(),
+            [](const Span& a, const Span& b) { return a.begin != b.begin ? a.begin < b.begin : a.end < b.end; });
   uint64_t end = 0;
   for (const Span& span : spans) {
     if (span.begin < end) refuse(origin, "tensor '" + *span.name + "' overlaps another one");
@@ -165,8 +169,11 @@ std::string format_safetensors(const TensorFile& file) {
   if (!file.metadata.empty()) header["__metadata__"] = file.metadata;
   uint64_t offset = 0;
   for (const auto& [name, tensor] : file.tensors) {
-    const auto type = std::find_if(std::begin(kTypes), std::end(kTypes), [&](const TypeName& t) { return t.dtype == tensor.dtype; });
-    header[name] = {{"dtype", type->name}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + tensor.bytes.size()}}};
+    const lla_dtype dtype = tensor.dtype;
+    const auto type =
+        std::find_if(std::begin(kTypes), std::end(kTypes), [&](const TypeName& t) { return t.dtype == dtype; });
+    header[name] = {
+        {"dtype", type->name}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + tensor.bytes.size()}}};
     offset += tensor.bytes.size();
   }
   std::string text = header.dump();

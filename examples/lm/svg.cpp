@@ -18,11 +18,20 @@ std::string escaped(const std::string& text) {
   std::string out;
   for (const char c : text) {
     switch (c) {
-      case '<': out += "&lt;"; break;
-      case '>': out += "&gt;"; break;
-      case '&': out += "&amp;"; break;
-      case '"': out += "&quot;"; break;
-      default: out += c;
+      case '<':
+        out += "&lt;";
+        break;
+      case '>':
+        out += "&gt;";
+        break;
+      case '&':
+        out += "&amp;";
+        break;
+      case '"':
+        out += "&quot;";
+        break;
+      default:
+        out += c;
     }
   }
   return out;
@@ -67,24 +76,28 @@ std::string svg_plot(const Plot& plot) {
   const auto py = [&](double y) { return kHeight - kBottom - (y - y0) / (y1 - y0) * (kHeight - kTop - kBottom); };
 
   std::string out;
-  append(&out, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %g %g\" font-family=\"sans-serif\" font-size=\"13\">\n", kWidth,
-         kHeight);
+  append(&out,
+         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %g %g\" font-family=\"sans-serif\" font-size=\"13\">\n",
+         kWidth, kHeight);
   append(&out, "<rect width=\"%g\" height=\"%g\" fill=\"white\"/>\n", kWidth, kHeight);
   append(&out, "<text x=\"%g\" y=\"26\" text-anchor=\"middle\" font-size=\"16\">", kWidth / 2);
   out += escaped(plot.title) + "</text>\n";
 
   const double x_step = plot.log2_x ? std::max(1.0, std::ceil((x1 - x0) / 12)) : nice_step(x1 - x0, 8);
   for (double x = std::ceil(x0 / x_step - 1e-9) * x_step; x <= x1 + 1e-9; x += x_step) {
-    append(&out, "<line x1=\"%.1f\" y1=\"%g\" x2=\"%.1f\" y2=\"%g\" stroke=\"#ddd\"/>\n", px(x), kTop, px(x), kHeight - kBottom);
+    append(&out, "<line x1=\"%.1f\" y1=\"%g\" x2=\"%.1f\" y2=\"%g\" stroke=\"#ddd\"/>\n", px(x), kTop, px(x),
+           kHeight - kBottom);
     append(&out, "<text x=\"%.1f\" y=\"%g\" text-anchor=\"middle\">%g</text>\n", px(x), kHeight - kBottom + 18,
            plot.log2_x ? std::exp2(x) : x);
   }
   for (double y = y0; y <= y1 + y_step / 2; y += y_step) {
-    append(&out, "<line x1=\"%g\" y1=\"%.1f\" x2=\"%g\" y2=\"%.1f\" stroke=\"#ddd\"/>\n", kLeft, py(y), kWidth - kRight, py(y));
+    append(&out, "<line x1=\"%g\" y1=\"%.1f\" x2=\"%g\" y2=\"%.1f\" stroke=\"#ddd\"/>\n", kLeft, py(y), kWidth - kRight,
+           py(y));
     append(&out, "<text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%.4g</text>\n", kLeft - 8, py(y) + 4.5,
            std::fabs(y) < y_step / 1000 ? 0.0 : y);
   }
-  append(&out, "<path d=\"M%g %g V%g H%g\" fill=\"none\" stroke=\"black\"/>\n", kLeft, kTop, kHeight - kBottom, kWidth - kRight);
+  append(&out, "<path d=\"M%g %g V%g H%g\" fill=\"none\" stroke=\"black\"/>\n", kLeft, kTop, kHeight - kBottom,
+         kWidth - kRight);
   append(&out, "<text x=\"%g\" y=\"%g\" text-anchor=\"middle\">", (kLeft + kWidth - kRight) / 2, kHeight - 16);
   out += escaped(plot.x_label) + "</text>\n";
   append(&out, "<text transform=\"translate(20 %g) rotate(-90)\" text-anchor=\"middle\">", (kTop + kHeight - kBottom) / 2);
@@ -98,9 +111,11 @@ std::string svg_plot(const Plot& plot) {
     out += "<polyline fill=\"none\" stroke-width=\"2\" stroke=\"" + std::string(colour) + "\" stroke-dasharray=\"" + stroke +
            "\" points=\"" + points + "\"/>\n";
     // The legend stands in a row above the plot, where no line can cross it.
-    const double x = kLeft + static_cast<double>(i) * (kWidth - kLeft - kRight) / static_cast<double>(plot.series.size()), y = 50;
-    append(&out, "<line x1=\"%g\" y1=\"%g\" x2=\"%g\" y2=\"%g\" stroke=\"%s\" stroke-width=\"2\" stroke-dasharray=\"%s\"/>\n", x, y,
-           x + 32, y, colour, stroke);
+    const double x = kLeft + static_cast<double>(i) * (kWidth - kLeft - kRight) / static_cast<double>(plot.series.size()),
+                 y = 50;
+    append(&out,
+           "<line x1=\"%g\" y1=\"%g\" x2=\"%g\" y2=\"%g\" stroke=\"%s\" stroke-width=\"2\" stroke-dasharray=\"%s\"/>\n", x,
+           y, x + 32, y, colour, stroke);
     append(&out, "<text x=\"%g\" y=\"%g\">", x + 40, y + 4.5);
     out += escaped(plot.series[i].name) + "</text>\n";
   }

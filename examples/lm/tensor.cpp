@@ -20,9 +20,12 @@ uint16_t float_to_bf16(float x) {
 float f16_to_float(uint16_t bits) {
   const uint32_t exponent = (bits >> 10) & 31u, mantissa = bits & 1023u;
   float magnitude;
-  if (exponent == 0) magnitude = std::ldexp(static_cast<float>(mantissa), -24);
-  else if (exponent < 31) magnitude = std::ldexp(static_cast<float>(mantissa | 1024u), static_cast<int>(exponent) - 25);
-  else magnitude = mantissa ? NAN : INFINITY;
+  if (exponent == 0)
+    magnitude = std::ldexp(static_cast<float>(mantissa), -24);
+  else if (exponent < 31)
+    magnitude = std::ldexp(static_cast<float>(mantissa | 1024u), static_cast<int>(exponent) - 25);
+  else
+    magnitude = mantissa ? NAN : INFINITY;
   return bits & 0x8000u ? -magnitude : magnitude;
 }
 
@@ -69,13 +72,26 @@ void load_as(const void* data, lla_dtype dtype, int64_t count, T* out) {
     }
   };
   switch (dtype) {
-    case LLA_F32: each(float{}, [](float x) { return x; }); break;
-    case LLA_F64: each(double{}, [](double x) { return x; }); break;
-    case LLA_BF16: each(uint16_t{}, bf16_to_float); break;
-    case LLA_F16: each(uint16_t{}, f16_to_float); break;
-    case LLA_I32: each(int32_t{}, [](int32_t x) { return x; }); break;
-    case LLA_I64: each(int64_t{}, [](int64_t x) { return x; }); break;
-    default: throw Error("unknown element type");
+    case LLA_F32:
+      each(float{}, [](float x) { return x; });
+      break;
+    case LLA_F64:
+      each(double{}, [](double x) { return x; });
+      break;
+    case LLA_BF16:
+      each(uint16_t{}, bf16_to_float);
+      break;
+    case LLA_F16:
+      each(uint16_t{}, f16_to_float);
+      break;
+    case LLA_I32:
+      each(int32_t{}, [](int32_t x) { return x; });
+      break;
+    case LLA_I64:
+      each(int64_t{}, [](int64_t x) { return x; });
+      break;
+    default:
+      throw Error("unknown element type");
   }
 }
 
@@ -88,11 +104,20 @@ void store_as(const T* values, int64_t count, lla_dtype dtype, void* data) {
     }
   };
   switch (dtype) {
-    case LLA_F32: each([](T x) { return static_cast<float>(x); }); break;
-    case LLA_F64: each([](T x) { return static_cast<double>(x); }); break;
-    case LLA_BF16: each([](T x) { return double_to_bf16(static_cast<double>(x)); }); break;
-    case LLA_F16: each([](T x) { return double_to_f16(static_cast<double>(x)); }); break;
-    default: throw Error("numbers cannot be stored in this element type");
+    case LLA_F32:
+      each([](T x) { return static_cast<float>(x); });
+      break;
+    case LLA_F64:
+      each([](T x) { return static_cast<double>(x); });
+      break;
+    case LLA_BF16:
+      each([](T x) { return double_to_bf16(static_cast<double>(x)); });
+      break;
+    case LLA_F16:
+      each([](T x) { return double_to_f16(static_cast<double>(x)); });
+      break;
+    default:
+      throw Error("numbers cannot be stored in this element type");
   }
 }
 
@@ -105,13 +130,20 @@ void store(const float* values, int64_t count, lla_dtype dtype, void* data) { st
 
 const char* dtype_name(lla_dtype dtype) {
   switch (dtype) {
-    case LLA_F32: return "f32";
-    case LLA_F64: return "f64";
-    case LLA_BF16: return "bf16";
-    case LLA_F16: return "f16";
-    case LLA_I32: return "i32";
-    case LLA_I64: return "i64";
-    default: return "?";
+    case LLA_F32:
+      return "f32";
+    case LLA_F64:
+      return "f64";
+    case LLA_BF16:
+      return "bf16";
+    case LLA_F16:
+      return "f16";
+    case LLA_I32:
+      return "i32";
+    case LLA_I64:
+      return "i64";
+    default:
+      return "?";
   }
 }
 

@@ -2,12 +2,12 @@
 // A tensor that owns its elements, of any of lla's float types or a plain integer type, and conversions between them.
 #pragma once
 
+#include <lla/lla.h>
+
 #include <cstdint>
 #include <cstring>
 #include <string>
 #include <vector>
-
-#include <lla/lla.h>
 
 namespace lm {
 

@@ -81,10 +81,12 @@ void Threads::for_pieces(int64_t items, int64_t grain, const std::function<void(
     int64_t items, grain;
     const std::function<void(int64_t, int64_t)>* body;
   } job{items, grain, &body};
-  run((items + grain - 1) / grain, [](int64_t i, int32_t, void* argument) {
-    const Job& j = *static_cast<const Job*>(argument);
-    (*j.body)(i * j.grain, std::min(j.items, (i + 1) * j.grain));
-  }, &job);
+  run((items + grain - 1) / grain,
+      [](int64_t i, int32_t, void* argument) {
+        const Job& j = *static_cast<const Job*>(argument);
+        (*j.body)(i * j.grain, std::min(j.items, (i + 1) * j.grain));
+      },
+      &job);
 }
 
 }  // namespace lm

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The program's own threads. lla runs its tasks on them through the thread hook, and the loops of the example run on them too,
-// so that there is one pool and not two.
+// The program's own threads. lla runs its tasks on them through the thread hook, and the loops of the example run on them
+// too, so that there is one pool and not two.
 #pragma once
+
+#include <lla/lla.h>
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <thread>
 #include <vector>
-
-#include <lla/lla.h>
 
 namespace lm {
 
@@ -23,7 +23,8 @@ class Threads {
   int32_t count() const { return static_cast<int32_t>(workers_.size()) + 1; }
   // The hook for lla_context_options::parallel; it refers to this object.
   lla_parallel hook();
-  // Calls body(begin, end) for pieces of `grain` items of 0 ... items - 1. The pieces do not depend on the number of threads.
+  // Calls body(begin, end) for pieces of `grain` items of 0 ... items - 1. The pieces do not depend on the number of
+  // threads.
   void for_pieces(int64_t items, int64_t grain, const std::function<void(int64_t, int64_t)>& body);
 
  private:

@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
-
 #include <nlohmann/json.hpp>
 
 #include "arguments.h"
@@ -35,9 +34,16 @@ struct Plan {
   uint64_t seed = 1;
 
   json to_json() const {
-    return {{"data", data}, {"context", context}, {"batch", batch}, {"steps", steps}, {"warm_up", warm_up},
-            {"eval_every", eval_every}, {"save_every", save_every}, {"learning_rate", learning_rate},
-            {"weight_decay", weight_decay}, {"seed", seed}};
+    return {{"data", data},
+            {"context", context},
+            {"batch", batch},
+            {"steps", steps},
+            {"warm_up", warm_up},
+            {"eval_every", eval_every},
+            {"save_every", save_every},
+            {"learning_rate", learning_rate},
+            {"weight_decay", weight_decay},
+            {"seed", seed}};
   }
   void from_json(const json& j) {
     j.at("data").get_to(data);
@@ -129,7 +135,8 @@ ModelConfig new_config(const Arguments& a, const Plan& plan) {
   if (block != "mamba2" && block != "gdn") throw Error("--block must be mamba2 or gdn, not '" + block + "'");
   const bool linear = a.flagged("linear");
   c.block = block == "mamba2" ? BlockKind::Mamba2 : BlockKind::GatedDeltaNet;
-  c.model_type = block == "mamba2" ? (linear ? "mamba2mlp" : "log_linear_mamba2") : (linear ? "gated_deltanet" : "h_gated_deltanet");
+  c.model_type =
+      block == "mamba2" ? (linear ? "mamba2mlp" : "log_linear_mamba2") : (linear ? "gated_deltanet" : "h_gated_deltanet");
   c.vocab = 256;
   c.hidden = a.integer("hidden", 8, 65536);
   c.layers = a.integer("layers", 1, 1000);
@@ -168,8 +175,11 @@ class Trainer {
  public:
   Trainer(Machine& machine, const ModelConfig& config, const std::map<std::string, Tensor>& weights, const Plan& plan,
           std::string folder)
-      : plan_(plan), folder_(std::move(folder)), text_(read_text(plan.data)),
-        model_(machine.context.get(), machine.threads, config, weights), optimizer_(model_, optimizer_options(plan)),
+      : plan_(plan),
+        folder_(std::move(folder)),
+        text_(read_text(plan.data)),
+        model_(machine.context.get(), machine.threads, config, weights),
+        optimizer_(model_, optimizer_options(plan)),
         run_(model_, {plan.batch, plan.context, true, 0, 0}) {
     model_.make_gradients(LLA_F32);
   }
@@ -194,7 +204,8 @@ class Trainer {
       const Clock::time_point step_start = Clock::now();
       const double rate = learning_rate_at(step, plan_.warm_up, plan_.steps, plan_.learning_rate);
       const double loss = one_step(step, rate);
-      if (!std::isfinite(loss)) throw Error("the loss is no number at step " + std::to_string(step) + "; try a smaller --lr");
+      if (!std::isfinite(loss))
+        throw Error("the loss is no number at step " + std::to_string(step) + "; try a smaller --lr");
       smooth = smooth == 0 ? loss : 0.95 * smooth + 0.05 * loss;
       window_loss += loss;
       ++window_steps;
@@ -205,7 +216,8 @@ class Trainer {
         if (step == kCalibration) fix_steps(seconds_since(start), pure_seconds / static_cast<double>(pure_steps), step);
       }
       const double elapsed = std::max(seconds_since(window_start), 1e-9);
-      progress_.show(step, plan_.steps, smooth, rate, static_cast<double>((step - window_first) * plan_.batch * plan_.context) / elapsed);
+      progress_.show(step, plan_.steps, smooth, rate,
+                     static_cast<double>((step - window_first) * plan_.batch * plan_.context) / elapsed);
       const bool last = plan_.steps != 0 && step == plan_.steps;
       if (step % plan_.eval_every == 0 || last) {
         const double speed = static_cast<double>(window_steps * plan_.batch * plan_.context) / elapsed;
@@ -250,7 +262,8 @@ class Trainer {
 
   // Steps after which the text has been read as often as --passes allows: more only teaches it by heart.
   int64_t most_steps() const {
-    const double steps = plan_.passes * static_cast<double>(text_.training.size()) / static_cast<double>(plan_.batch * plan_.context);
+    const double steps =
+        plan_.passes * static_cast<double>(text_.training.size()) / static_cast<double>(plan_.batch * plan_.context);
     return std::max<int64_t>(1, static_cast<int64_t>(std::min(steps, 1e15)));
   }
 
@@ -275,9 +288,9 @@ class Trainer {
     int64_t parameters = 0;
     for (const Parameter& p : model_.parameters()) parameters += p.value.count();
     const ModelConfig& c = model_.config();
-    std::printf("%s: %lld layers, hidden %lld, %lld heads of %lld x %lld, %s, %.2f M parameters, on %s\n", c.model_type.c_str(),
-                static_cast<long long>(c.layers), static_cast<long long>(c.hidden), static_cast<long long>(c.heads),
-                static_cast<long long>(c.key_dim), static_cast<long long>(c.value_dim),
+    std::printf("%s: %lld layers, hidden %lld, %lld heads of %lld x %lld, %s, %.2f M parameters, on %s\n",
+                c.model_type.c_str(), static_cast<long long>(c.layers), static_cast<long long>(c.hidden),
+                static_cast<long long>(c.heads), static_cast<long long>(c.key_dim), static_cast<long long>(c.value_dim),
                 c.levels ? (std::to_string(c.levels) + " levels").c_str() : "linear", static_cast<double>(parameters) * 1e-6,
                 describe_machine(model_.context()).c_str());
     std::printf("text: %zu bytes for training, %zu held out; byte bigrams reach %.3f nats per byte on the held-out part\n",
@@ -288,7 +301,8 @@ class Trainer {
 
   void report(int64_t step, double loss, double rate, double speed, double seconds, double bigram, bool last) {
     // Between reports a sample of the held-out part will do; the final figure is over all of it.
-    const Evaluation e = evaluate(run_, text_.held_out, plan_.batch, plan_.context, plan_.context, last ? 0 : 4 * plan_.batch);
+    const Evaluation e =
+        evaluate(run_, text_.held_out, plan_.batch, plan_.context, plan_.context, last ? 0 : 4 * plan_.batch);
     char text[200];
     std::snprintf(text, sizeof text, "step %5lld  loss %.3f  held-out %.3f  lr %.1e  %.0f tokens/s  %.0f s",
                   static_cast<long long>(step), loss, e.loss, rate, speed, seconds);
@@ -353,13 +367,15 @@ int train_command(int count, char** words) {
     if (a.given("data")) plan.data = a.all("data");
     // More steps than planned: the schedule then ends later, so that this is a longer run and not the same one.
     if (a.given("steps")) plan.steps = a.integer("steps", 1, int64_t{1} << 40);
-    if (resumed.step >= plan.steps) throw Error("the run is complete at step " + std::to_string(resumed.step) + "; --steps N makes it longer");
+    if (resumed.step >= plan.steps)
+      throw Error("the run is complete at step " + std::to_string(resumed.step) + "; --steps N makes it longer");
     Trainer trainer(machine, resumed.config, resumed.weights, plan, folder);
     const std::vector<Parameter>& parameters = trainer.model().parameters();
     for (size_t i = 0; i < parameters.size(); ++i) {
       for (const bool second : {false, true}) {
         const Tensor& t = resumed.file.at((second ? "second." : "first.") + parameters[i].info.name);
-        if (t.shape != parameters[i].info.shape || t.dtype != LLA_F32) throw Error("the optimizer's state does not fit the model");
+        if (t.shape != parameters[i].info.shape || t.dtype != LLA_F32)
+          throw Error("the optimizer's state does not fit the model");
         (second ? trainer.optimizer().second() : trainer.optimizer().first())[i] = t;
       }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parts of a training program: initial values, AdamW, the learning-rate schedule, the text and what one reads off it without a
-// model.
+// Parts of a training program: initial values, AdamW, the learning-rate schedule, the text and what one reads off it without
+// a model.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,9 @@
  *
  * A batch lives in memory of the caller (lla_batch_size(), lla_batch_init()), owns nothing outside it and needs no release;
  * but node blocks that it reserved come back only by lla_state_commit(), by planning it again, or by lla_batch_discard().
- * One batch belongs to one thread at a time; several batches of one state may be in flight if their slots are disjoint.
+ * One batch belongs to one thread at a time; several batches of one state may be in flight if their slots are disjoint. A slot
+ * may be planned by two batches, but the forward of one destroys the other's rows: only one of them may be committed.
+ * lla_batch_init() over a planned batch loses its reservations; a batch must not be used after its state was released.
  */
 #ifndef LLA_BATCH_H
 #define LLA_BATCH_H
@@ -27,8 +29,9 @@ typedef struct lla_batch_limits {
   int64_t max_sequences;         /**< sequences, padding included, >= 0. */
   int64_t max_rows;              /**< rows of all sequences together (slack rows included), >= 0. */
   int64_t max_rows_per_sequence; /**< rows of one sequence, >= 0; 0 = max_rows. */
-  int64_t max_length;            /**< longest sequence after the call, history included; 0 = max_rows_per_sequence
-                                      without a state, the state's max_length with one. */
+  int64_t max_length;            /**< longest sequence after the call, history included; 0 = what the state, or without
+                                      one max_rows_per_sequence, allows. Sizes that are asked for with 0 assume the
+                                      longest that there is: set it when training. */
   int64_t max_snapshots;         /**< snapshots of all sequences together, >= 0. */
 } lla_batch_limits;
 
@@ -46,7 +49,8 @@ typedef struct lla_rows {
   size_t struct_size;               /**< sizeof(lla_rows). */
   int64_t sequences;                /**< number of sequences, >= 0. */
   int64_t rows_per_sequence;        /**< uniform batches: row distance of two sequences. */
-  int64_t total_rows;               /**< length N of the tensors' row axis; 0 = the end of the last sequence. */
+  int64_t total_rows;               /**< length N of the tensors' row axis; 0 = offsets[sequences], or of a uniform batch
+                                         sequences * rows_per_sequence. */
   lla_index offsets;                /**< [sequences + 1] rising row offsets, or not given (uniform). */
   lla_index counts;                 /**< [sequences] rows of each sequence, or not given. */
   lla_index slot_in;                /**< [sequences] slot with the history; -1 = padding: the rows are skipped and their

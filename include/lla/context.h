@@ -94,7 +94,12 @@ typedef int32_t lla_log_level;
 /** What was chosen. */
 #define LLA_LOG_INFO 3
 
-/** @brief Who hears the log. Copied into the context. Without one lla is silent. */
+/**
+ * @brief Who hears the log. Copied into the context. Without one lla is silent.
+ *
+ * ERROR: a thread hook that failed. WARNING: a step of a layer for which only the reference backend has a kernel, a better
+ * backend that is not there. INFO: backend and instruction set of a context, kernels of a layer.
+ */
 typedef struct lla_log {
   size_t struct_size;  /**< sizeof(lla_log). */
   lla_log_level level; /**< the least important level wanted. */
@@ -116,7 +121,7 @@ typedef struct lla_context_options {
                                        (the calling thread included). 0 or 1: the caller's thread alone. */
   int32_t reserved;               /**< 0. */
   const lla_allocator *allocator; /**< default: the C library's. */
-  const lla_parallel *parallel;   /**< default: none, see `threads`. */
+  const lla_parallel *parallel;   /**< default: none, see `threads` (which is ignored if this is given). */
   const lla_log *log;             /**< default: silence. */
 } lla_context_options;
 

@@ -16,7 +16,8 @@ LLA_BEGIN_DECLS
 
 /** What a layer is. */
 typedef int32_t lla_layer_kind;
-/** The operator alone. Roles: Q, K, V, GATE [, WRITE] [, LAMBDA] -> Y [N, H, dv]. GATE absent = no decay (log gate 0). */
+/** The operator alone. Roles: Q, K, V, GATE [, WRITE] [, LAMBDA] -> Y [N, H, dv]. GATE absent = no decay (log gate 0).
+ *  A value that is not finite may reach earlier rows of the same chunk and sequence, but no other sequence. */
 #define LLA_LAYER_MIXER 1
 /** Convolution, gates, λ, q/k norm, mixer, skip, gated norm. Roles: Q, K, V, GATE [, WRITE] [, LAMBDA] [, Z] -> Y [N, H*dv]. */
 #define LLA_LAYER_CELL 2
@@ -140,8 +141,8 @@ typedef struct lla_layer_desc {
   lla_norm_form norm_form;           /**< cell and GATED_NORM. */
   int64_t norm_group;                /**< elements that share one RMS, divides H*dv; default all of them. */
   double norm_epsilon;               /**< added to the mean square; default 1e-5. */
-  lla_dtype inner_dtype;             /**< type in which a cell hands q, k, v to its mixer; default: unrounded (LLA_F32, on
-                                          the reference LLA_F64). */
+  lla_dtype inner_dtype;             /**< type to which a cell rounds q, k, v for its mixer; default: not rounded. The
+                                          backends of this version take the default or LLA_F32 (reference: LLA_F64). */
   int32_t reserved;                  /**< 0. */
 } lla_layer_desc;
 
@@ -213,7 +214,7 @@ typedef int32_t lla_pass;
 /**
  * @brief Workspace that a call needs.
  *
- * The answer never falls when one of the four limits rises, so that one workspace made for the largest limits serves every
+ * The answer never falls when a limit rises (a limit of 0 counts as the value that it stands for), so that one workspace made for the largest limits serves every
  * batch, and one made for the largest layer serves all layers one after the other.
  * @param layer      the layer.
  * @param limits     the limits that the batch was made with.

@@ -8,7 +8,7 @@
  * convolutions. All layers of the group share one record per slot, so that they cannot disagree. Nodes never change once
  * linked; slots share them by reference, so that a fork or snapshot costs about one tail.
  *
- * Threads: calls that name disjoint slots may run at once. Creating, reading lengths and releasing are free of that rule.
+ * Threads: calls that name disjoint slots may run at once. Creating and releasing are free of that rule.
  */
 #ifndef LLA_STATE_H
 #define LLA_STATE_H
@@ -60,7 +60,7 @@ typedef struct lla_block_geometry {
   int64_t bytes;          /**< bytes of one block (0: this layer has none of the kind). */
   int64_t alignment;      /**< alignment of a block and of the distance between two. */
   int64_t head_bytes;     /**< node: bytes of one head's span; else 0. */
-  int64_t blocks_per_row; /**< node: most blocks that one filled chunk of a sequence writes (1 if nodes are shareable for
+  int64_t blocks_per_fold; /**< node: most blocks that one filled chunk of a sequence writes (1 if nodes are shareable for
                                ever, else the number of live nodes). */
   int64_t record_bytes;   /**< bytes of one slot's record (host memory, the library's). */
   int64_t layout;         /**< number of the order of elements inside a block; equal numbers mean equal order. */
@@ -233,7 +233,8 @@ typedef int32_t lla_state_part;
 #define LLA_PART_TAIL_GATE 6
 /** Write strengths of the tail [m, H]; index 0. */
 #define LLA_PART_TAIL_WRITE 7
-/** Last W - 1 inputs of the convolutions [W - 1, channels], streams in the order q, k, v; index 0. */
+/** Last W - 1 inputs of the convolutions [W - 1, channels], streams in the order q, k, v; index 0. After writing it the slot
+ *  cannot be truncated below its present position, since earlier inputs are unknown. */
 #define LLA_PART_CONV 8
 
 /**

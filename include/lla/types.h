@@ -63,7 +63,8 @@ typedef int32_t lla_role;
 #define LLA_GATE 4
 /** Write strength [N, H]: β, or what the layer's write form makes it from. */
 #define LLA_WRITE 5
-/** Level weights λ [N, H, L], or what the layer's λ form makes them from. Columns of dead levels are never read. */
+/** Level weights λ [N, H, L], or what the layer's λ form makes them from. Columns of dead levels are never read. An input may
+ *  have more columns than the layer has levels (not with LLA_LEVELS_ABSORB); its gradient has exactly L. */
 #define LLA_LAMBDA 6
 /** Output gate z [N, H * dv] of the gated norm. */
 #define LLA_Z 7

@@ -102,9 +102,16 @@ class Binder {
     return LLA_OK;
   }
 
-  // No written tensor may touch one that is read.
+  // No written tensor may touch one that is read, or another written one.
   lla_status overlaps() const {
     for (int i = 0; i < written_.count; ++i) {
+      for (int j = i + 1; j < written_.count; ++j) {
+        const Span& a = written_.span[i];
+        const Span& b = written_.span[j];
+        if (!spans_overlap(a, b)) continue;
+        return fail(error_, LLA_INVALID_ARGUMENT, "%s: %s overlaps %s: %s", a.name.array, role_name(a.name.role), b.name.array,
+                    role_name(b.name.role));
+      }
       for (int j = 0; j < read_.count; ++j) {
         const Span& w = written_.span[i];
         const Span& r = read_.span[j];

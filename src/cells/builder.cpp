@@ -168,7 +168,7 @@ Step* Builder::next_step(Op op, const Kernel* kernel, const void* problem) {
     return nullptr;
   }
   account(*kernel, problem);
-  Step* step = ::new (static_cast<void*>(&program_->step[program_->steps++])) Step();
+  Step* step = ::new (static_cast<void*>(&program_->step[program_->steps++])) Step;
   step->kernel = kernel;
   step->op = op;
   step->first_phase = program_->phases;

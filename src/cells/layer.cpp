@@ -2,11 +2,36 @@
 // Life of a layer: creation in the context's memory, references.
 #include "cells/layer.h"
 
+#include <cstdio>
+#include <cstring>
 #include <new>
 
+#include "cells/program.h"
 #include "core/error.h"
 
 namespace lla {
+
+namespace {
+
+// Says which kernels the layer got; a step that is left to the reference on another backend is worth a warning.
+void log_kernels(const Layer& layer) {
+  const Context& context = *layer.context;
+  if (!context.log.write) return;
+  const bool is_reference = std::strcmp(context.backend->name, "reference") == 0;
+  for (const lla_pass pass : {LLA_PASS_FORWARD, LLA_PASS_BACKWARD}) {
+    for (int64_t i = 0; i < step_count(layer, pass); ++i) {
+      const char* kernel = step_kernel(layer, pass, i);
+      if (!kernel) continue;
+      const bool fallback = !is_reference && std::strncmp(kernel, "reference.", 10) == 0;
+      char line[160];
+      std::snprintf(line, sizeof line, "layer: %s step %lld: %s", pass == LLA_PASS_FORWARD ? "forward" : "backward",
+                    static_cast<long long>(i), kernel);
+      context.write_log(fallback ? LLA_LOG_WARNING : LLA_LOG_INFO, line);
+    }
+  }
+}
+
+}  // namespace
 
 lla_status create_layer(Context* context, const lla_layer_desc& description, Layer** layer, lla_error* error) noexcept {
   *layer = nullptr;
@@ -21,6 +46,7 @@ lla_status create_layer(Context* context, const lla_layer_desc& description, Lay
   created->history = described.history;
   created->stateful = described.stateful;
   retain(context);
+  log_kernels(*created);
   *layer = created;
   return LLA_OK;
 }

@@ -45,9 +45,10 @@ void add_steps(Builder& b, lla_pass pass, const CallTensors& call) {
   }
 }
 
+constexpr CallTensors kNoTensors;
+
 lla_status measure(Builder& b, lla_pass pass, lla_error* error) {
-  const CallTensors empty;
-  add_steps(b, pass, empty);
+  add_steps(b, pass, kNoTensors);
   return b.finish(error);
 }
 
@@ -242,6 +243,7 @@ lla_status run_program(const Context& context, Program* program, lla_error* erro
       PhaseRun run{program, phase, tasks};
       const int32_t failed = context.parallel.run(tasks, run_of_phase, &run, context.parallel.user);
       if (failed || run.done.load(std::memory_order_relaxed) != tasks) {
+        context.write_log(LLA_LOG_ERROR, "parallel: the thread hook did not run every task");
         return fail(error, LLA_THREADS_FAILED, "parallel: run returned %d after %lld of %lld tasks", failed,
                     ll(run.done.load()), ll(tasks));
       }

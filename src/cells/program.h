@@ -29,11 +29,12 @@ union StepProblem {
   StepProblem() {}
 };
 
+// No initialisers: a program is placed in the workspace at every call, and only the steps that it has are filled in.
 struct Step {
-  const Kernel* kernel = nullptr;
-  Op op{};
-  int32_t first_phase = 0;  // number of the step's first phase in the whole program
-  int32_t phases = 0;
+  const Kernel* kernel;
+  Op op;
+  int32_t first_phase;  // number of the step's first phase in the whole program
+  int32_t phases;
   StepProblem problem;
 };
 

@@ -47,8 +47,7 @@ lla_status check_tensor(const TensorName& name, const lla_tensor& t, int row_axe
                         lla_error* error) noexcept {
   const char* array = name.array;
   const char* role = role_name(name.role);
-  *span = Span();
-  span->name = name;
+  *span = Span{name, 0, 0, 0, 0};
   if (!is_float_dtype(t.dtype)) {
     return fail(error, LLA_DTYPE_MISMATCH, "%s: %s: dtype %d is not a floating-point type", array, role, t.dtype);
   }

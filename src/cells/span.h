@@ -15,10 +15,10 @@ struct TensorName {
 };
 
 struct Span {
-  TensorName name{"", 0};
-  uintptr_t begin = 0, end = 0;  // equal: no memory
+  TensorName name;
+  uintptr_t begin, end;  // equal: no memory
   // If > 0, every row begins at `begin` plus a multiple of this and covers `row_bytes` from there.
-  uint64_t row_distance = 0, row_bytes = 0;
+  uint64_t row_distance, row_bytes;
 };
 
 // Checks rank, sizes, strides, type, alignment and pointer of a tensor whose first `row_axes` axes count rows. `written`:

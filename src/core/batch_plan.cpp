@@ -186,7 +186,7 @@ lla_status BatchPlanner::check_rows() {
                   ll(limits.rows_per_sequence));
     batch_.sequences[b].row_begin = begin;
     batch_.sequences[b].rows = count;
-    if (ragged) end = begin + count;
+    if (ragged) end = next;
   }
   const int64_t total = rows_.total_rows ? rows_.total_rows : end;
   if (total < end)

@@ -199,9 +199,9 @@ lla_status block_geometry(const StatePlan& plan, const LayerHistory& history, ll
   geometry->bytes = checked_bytes(plan, history, kind).value();
   geometry->alignment = kAlignment;
   geometry->head_bytes = kind == LLA_BLOCK_NODE && history.has_mixer ? memory.node_layout.head_bytes() : 0;
-  geometry->blocks_per_row = 0;
+  geometry->blocks_per_fold = 0;
   if (kind == LLA_BLOCK_NODE) {
-    geometry->blocks_per_row =
+    geometry->blocks_per_fold =
         plan.rewrites_nodes ? plan.live_nodes() : std::min<int64_t>(plan.node_levels, 1) + (plan.uses_absorbed ? 1 : 0);
   }
   geometry->record_bytes = sizeof(SlotRecord);

@@ -104,7 +104,7 @@ void write_piece_gradient(const DeltaHead& head, const MixerBackward& problem, c
     const int64_t local = begin + r;
     if (local < held) continue;
     float *dk_row = gradient->dk + r * dk, *dv_row = gradient->du + r * dv;
-    if (with_final) {
+    if (with_final && chunk.index * mixer.grain + local >= s.final_gradient.start) {  // earlier ones were never written
       add_final_row(head, problem, local, row, out.first_of_group ? dk_row : nullptr, dv_row, gradient->dgate + r,
                     gradient->dwrite + r);
     }
@@ -172,16 +172,18 @@ void pass_through_gradient(const DeltaHead& head, const MixerBackward& problem, 
   const int64_t group = problem.shape.group_of(head.head);
   const int32_t dtype = memory.tail_layout.dtype, gate_dtype = memory.tail_layout.gate_dtype();
   const SlotImage& image = s.final_gradient;
+  const int64_t chunk_start = s.position / problem.shape.grain * problem.shape.grain;
   for (int64_t local = rows.first; local < rows.last; ++local) {
-    const int64_t ring = with_final ? ring_of(memory, image, local) : 0;
+    const bool given = with_final && chunk_start + local >= image.start;  // earlier ones were never written
+    const int64_t ring = given ? ring_of(memory, image, local) : 0;
     if (out.first_of_group) {
       std::fill(row, row + head.shape.key_dim, 0.0f);
-      if (with_final) simd.widen(row, memory.tail_k(image.tail, group, ring), dtype, head.shape.key_dim);
+      if (given) simd.widen(row, memory.tail_k(image.tail, group, ring), dtype, head.shape.key_dim);
       write_initial_k(simd, memory, s.initial_gradient, group, local, row);
     }
     std::fill(row, row + head.shape.value_dim, 0.0f);
     float dgate = 0, dwrite = 0;
-    if (with_final) {
+    if (given) {
       simd.widen(row, memory.tail_v(image.tail, head.head, ring), dtype, head.shape.value_dim);
       dgate = load_element<float>(memory.tail_gate(image.tail, head.head, ring), gate_dtype, 0);
       dwrite = load_element<float>(memory.tail_write(image.tail, head.head, ring), gate_dtype, 0);

@@ -15,7 +15,10 @@ struct DeltaNodes {
 };
 
 inline bool delta_is_live(const DeltaShape& shape, int64_t index, int entry) {
-  if (entry == kDeltaAbsorbed) return shape.has_absorbed() && (index >> shape.separate) != 0;
+  if (entry == kDeltaAbsorbed) {
+    // An imported linear state is older than any piece.
+    return shape.has_absorbed() && (shape.separate == 0 || (index >> shape.separate) != 0);
+  }
   return entry < shape.separate && ((index >> entry) & 1) != 0;
 }
 

@@ -190,6 +190,9 @@ void Nodes::load(const Simd& simd, const Sizes& z, const SlotMemory& memory, con
   if (image.tail < 0 || !memory.nodes.base) return;
   for (int b = 0; b < kNodes; ++b) {
     if (!keeps_node(z, b) || image.node[b] < 0) continue;
+    // Nothing was absorbed yet: the block is zero, and its λ column is not to be read. (An imported linear state is older
+    // than any chunk.)
+    if (b == kAbsorbed && z.separate > 0 && (image.position / z.grain) >> z.separate == 0) continue;
     Node& n = node[b];
     if (memory.node_layout.dtype == LLA_F32) {
       n.content = reinterpret_cast<const float*>(memory.node(image.node[b], head));

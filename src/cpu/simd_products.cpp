@@ -17,6 +17,8 @@ namespace lla::cpu::HWY_NAMESPACE {
 namespace {
 
 #define LLA_UNROLL _Pragma("GCC unroll 16")
+// Checks of pointer arithmetic in the unrolled loops would take minutes to compile; address checks stay.
+#define LLA_TILE __attribute__((no_sanitize("undefined"))) HWY_INLINE
 
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON  // 32 registers
 constexpr int kDotRows = 6, kOuterRows = 8, kOuterVectors = 2;
@@ -58,7 +60,7 @@ HWY_INLINE hn::Vec<D4> sums_of_four(V v0, V v1, V v2, V v3) {
 
 // Rows a[0..Rows) times rows b[0..columns) over `k` <= kDotDepth; columns <= 4. Missing columns repeat the last one.
 template <int Rows>
-HWY_INLINE void dot_tile(int64_t columns, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
+LLA_TILE void dot_tile(int64_t columns, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
                          int64_t ldc, bool accumulate) {
   const D d;
   const D4 d4;
@@ -120,7 +122,7 @@ constexpr DotTile kDotPanels[kDotRows] = {dot_panel<1>, dot_panel<2>, dot_panel<
 
 // Rows of c times `Vectors` vectors of columns, the last one with `last` columns (kLanes: whole), over p < k.
 template <int Rows, int Vectors>
-HWY_INLINE void outer_tile(int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b, int64_t ldb,
+LLA_TILE void outer_tile(int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b, int64_t ldb,
                            bool b_is_padded, float* c, int64_t ldc, int64_t last, bool accumulate) {
   const D d;
   V sums[Rows][Vectors];

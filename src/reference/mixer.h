@@ -70,7 +70,7 @@ struct Nodes {
   // Whether entry j holds something after `chunks` chunks.
   bool live(int j, int64_t chunks) const {
     if (j < separate) return (chunks >> j) & 1;
-    return absorbs && (chunks >> separate) != 0;
+    return absorbs && (separate == 0 || (chunks >> separate) != 0);  // an imported linear state is older than any chunk
   }
   // Block of entry j in a list of kNodes ids.
   int32_t id(const int32_t* ids, int j) const {

@@ -179,7 +179,7 @@ LLA_AT(lla_block_geometry, count, 8);
 LLA_AT(lla_block_geometry, bytes, 16);
 LLA_AT(lla_block_geometry, alignment, 24);
 LLA_AT(lla_block_geometry, head_bytes, 32);
-LLA_AT(lla_block_geometry, blocks_per_row, 40);
+LLA_AT(lla_block_geometry, blocks_per_fold, 40);
 LLA_AT(lla_block_geometry, record_bytes, 48);
 LLA_AT(lla_block_geometry, layout, 56);
 

@@ -6,7 +6,6 @@
 #include <cstdio>
 #include <exception>
 #include <functional>
-
 #include <nlohmann/json.hpp>
 
 #include "arguments.h"
@@ -42,7 +41,8 @@ Timing measure(double seconds, const std::function<void()>& body) {
   for (int i = 0; i < 2; ++i) body();
   std::vector<double> times;
   const Clock::time_point start = Clock::now();
-  while (times.size() < 5 || (std::chrono::duration<double>(Clock::now() - start).count() < seconds && times.size() < 100000)) {
+  while (times.size() < 5 ||
+         (std::chrono::duration<double>(Clock::now() - start).count() < seconds && times.size() < 100000)) {
     const Clock::time_point begin = Clock::now();
     body();
     times.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
@@ -109,7 +109,8 @@ double measure_memory_peak(lm::Threads& threads, double seconds) {
   });
   uint64_t total = 0;
   for (const uint64_t sum : sums) total += sum;
-  if (total != static_cast<uint64_t>(kWords) / 2 * static_cast<uint64_t>(kWords - 1)) throw lm::Error("the memory loop read something else");
+  if (total != static_cast<uint64_t>(kWords) / 2 * static_cast<uint64_t>(kWords - 1))
+    throw lm::Error("the memory loop read something else");
   return static_cast<double>(kWords) * 8 / t.fastest;
 }
 
@@ -203,7 +204,9 @@ class MixerBench {
       t = Tensor::of(values, dtype, shape);
       inputs_.push_back({role, t, settings_.pass == "decode" ? Tensor() : Tensor(LLA_F32, shape)});
     };
-    const auto normal = [&] { return random.normal() / std::sqrt(static_cast<double>(h.key_dim)); };  // keys of about length 1
+    const auto normal = [&] {
+      return random.normal() / std::sqrt(static_cast<double>(h.key_dim));
+    };  // keys of about length 1
     add(LLA_Q, settings_.dtype, {h.batch, rows, h.groups, h.key_dim}, normal);
     add(LLA_K, settings_.dtype, {h.batch, rows, h.groups, h.key_dim}, normal);
     add(LLA_V, settings_.dtype, {h.batch, rows, h.heads, h.value_dim}, [&] { return random.normal(); });
@@ -290,9 +293,10 @@ std::string context_text(lla_context* context, lla_context_key key) {
 }
 
 int run(int argc, char** argv) {
-  lm::Arguments a("lla-bench [options]",
-                  "Times one mixer. Peaks are measured in the same run: of arithmetic, the rate of a 512 x 512 x 512 projection by\n"
-                  "the same library and number of threads (not the processor's theoretical peak); of memory, a read loop.");
+  lm::Arguments a(
+      "lla-bench [options]",
+      "Times one mixer. Peaks are measured in the same run: of arithmetic, the rate of a 512 x 512 x 512 projection by\n"
+      "the same library and number of threads (not the processor's theoretical peak); of memory, a read loop.");
   a.option("mixer", "NAME", "scalar", "scalar or delta");
   a.flag("linear", "the linear model, without levels");
   a.option("batch", "N", "1", "sequences");
@@ -315,7 +319,8 @@ int run(int argc, char** argv) {
   Shape& h = s.shape;
   const std::string mixer = a.text("mixer"), backend = a.text("backend");
   if (mixer != "scalar" && mixer != "delta") throw lm::Error("--mixer must be scalar or delta, not '" + mixer + "'");
-  if (backend != "cpu" && backend != "reference") throw lm::Error("--backend must be cpu or reference, not '" + backend + "'");
+  if (backend != "cpu" && backend != "reference")
+    throw lm::Error("--backend must be cpu or reference, not '" + backend + "'");
   h.delta = mixer == "delta";
   h.linear = a.flagged("linear");
   h.batch = a.integer("batch", 1, 1 << 20);
@@ -348,33 +353,56 @@ int run(int argc, char** argv) {
   MixerBench mixer_bench(context.get(), s);
   mixer_bench.prepare();
   const Timing t = measure(s.seconds, [&] { mixer_bench.run(); });
-  const Counts counts = count_work(h, s.pass, s.position, static_cast<int64_t>(lla_dtype_size(s.dtype)), mixer_bench.levels());
+  const Counts counts =
+      count_work(h, s.pass, s.position, static_cast<int64_t>(lla_dtype_size(s.dtype)), mixer_bench.levels());
   const double flop_rate = counts.flops / t.median, byte_rate = counts.bytes / t.median;
   const int64_t tokens = h.batch * h.tokens;
 
-  std::printf("%s%s %s, batch %lld, %lld tokens%s, %lld heads, %lld groups, dk %lld, dv %lld, grain %lld, %s, %s (%s), %d threads\n",
-              mixer.c_str(), h.linear ? " linear" : "", s.pass.c_str(), static_cast<long long>(h.batch), static_cast<long long>(h.tokens),
-              s.pass == "decode" ? (" at position " + std::to_string(s.position)).c_str() : "", static_cast<long long>(h.heads),
-              static_cast<long long>(h.groups), static_cast<long long>(h.key_dim), static_cast<long long>(h.value_dim),
-              static_cast<long long>(h.grain), lm::dtype_name(s.dtype), backend.c_str(),
-              context_text(context.get(), LLA_CONTEXT_ISA_NAME).c_str(), threads.count());
-  std::printf("time       %.3f ms (median of %lld, fastest %.3f), %.0f tokens/s\n", t.median * 1e3, static_cast<long long>(t.runs),
-              t.fastest * 1e3, static_cast<double>(tokens) / t.median);
+  std::printf(
+      "%s%s %s, batch %lld, %lld tokens%s, %lld heads, %lld groups, dk %lld, dv %lld, grain %lld, %s, %s (%s), %d threads\n",
+      mixer.c_str(), h.linear ? " linear" : "", s.pass.c_str(), static_cast<long long>(h.batch),
+      static_cast<long long>(h.tokens), s.pass == "decode" ? (" at position " + std::to_string(s.position)).c_str() : "",
+      static_cast<long long>(h.heads), static_cast<long long>(h.groups), static_cast<long long>(h.key_dim),
+      static_cast<long long>(h.value_dim), static_cast<long long>(h.grain), lm::dtype_name(s.dtype), backend.c_str(),
+      context_text(context.get(), LLA_CONTEXT_ISA_NAME).c_str(), threads.count());
+  std::printf("time       %.3f ms (median of %lld, fastest %.3f), %.0f tokens/s\n", t.median * 1e3,
+              static_cast<long long>(t.runs), t.fastest * 1e3, static_cast<double>(tokens) / t.median);
   std::printf("arithmetic %.3f GFLOP counted, %.1f GFLOP/s, %.0f %% of the %.1f GFLOP/s of a 512 x 512 x 512 projection\n",
               counts.flops * 1e-9, flop_rate * 1e-9, 100 * flop_rate / product_peak, product_peak * 1e-9);
-  std::printf("memory     %.3f MB at least, %.2f GB/s, %.0f %% of the %.1f GB/s of a read loop\n", counts.bytes * 1e-6, byte_rate * 1e-9,
-              100 * byte_rate / memory_peak, memory_peak * 1e-9);
-  if (byte_rate > memory_peak) std::printf("           (more than 100 %%: the working set stayed in the caches between runs)\n");
+  std::printf("memory     %.3f MB at least, %.2f GB/s, %.0f %% of the %.1f GB/s of a read loop\n", counts.bytes * 1e-6,
+              byte_rate * 1e-9, 100 * byte_rate / memory_peak, memory_peak * 1e-9);
+  if (byte_rate > memory_peak)
+    std::printf("           (more than 100 %%: the working set stayed in the caches between runs)\n");
   if (a.given("json")) {
-    const nlohmann::json j = {
-        {"mixer", mixer}, {"linear", h.linear}, {"pass", s.pass}, {"batch", h.batch}, {"tokens", h.tokens}, {"position", s.position},
-        {"heads", h.heads}, {"groups", h.groups}, {"dk", h.key_dim}, {"dv", h.value_dim}, {"grain", h.grain},
-        {"levels", mixer_bench.levels()}, {"dtype", lm::dtype_name(s.dtype)}, {"backend", backend},
-        {"isa", context_text(context.get(), LLA_CONTEXT_ISA_NAME)}, {"device", context_text(context.get(), LLA_CONTEXT_DEVICE_NAME)},
-        {"threads", threads.count()}, {"version", lla_version_string()}, {"source", lla_source_id()}, {"runs", t.runs},
-        {"median_seconds", t.median}, {"fastest_seconds", t.fastest}, {"tokens_per_second", static_cast<double>(tokens) / t.median},
-        {"flops", counts.flops}, {"bytes", counts.bytes}, {"flops_per_second", flop_rate}, {"bytes_per_second", byte_rate},
-        {"projection_flops_per_second", product_peak}, {"read_bytes_per_second", memory_peak}};
+    const nlohmann::json j = {{"mixer", mixer},
+                              {"linear", h.linear},
+                              {"pass", s.pass},
+                              {"batch", h.batch},
+                              {"tokens", h.tokens},
+                              {"position", s.position},
+                              {"heads", h.heads},
+                              {"groups", h.groups},
+                              {"dk", h.key_dim},
+                              {"dv", h.value_dim},
+                              {"grain", h.grain},
+                              {"levels", mixer_bench.levels()},
+                              {"dtype", lm::dtype_name(s.dtype)},
+                              {"backend", backend},
+                              {"isa", context_text(context.get(), LLA_CONTEXT_ISA_NAME)},
+                              {"device", context_text(context.get(), LLA_CONTEXT_DEVICE_NAME)},
+                              {"threads", threads.count()},
+                              {"version", lla_version_string()},
+                              {"source", lla_source_id()},
+                              {"runs", t.runs},
+                              {"median_seconds", t.median},
+                              {"fastest_seconds", t.fastest},
+                              {"tokens_per_second", static_cast<double>(tokens) / t.median},
+                              {"flops", counts.flops},
+                              {"bytes", counts.bytes},
+                              {"flops_per_second", flop_rate},
+                              {"bytes_per_second", byte_rate},
+                              {"projection_flops_per_second", product_peak},
+                              {"read_bytes_per_second", memory_peak}};
     lm::write_file_atomically(a.text("json"), j.dump(2) + "\n");
   }
   return 0;

@@ -39,7 +39,8 @@ double backward_flops(const Shape& s) {
 }  // namespace
 
 Counts count_work(const Shape& s, const std::string& pass, int64_t position, int64_t element_bytes, int64_t levels) {
-  const auto e = static_cast<double>(element_bytes), dk = static_cast<double>(s.key_dim), dv = static_cast<double>(s.value_dim);
+  const auto e = static_cast<double>(element_bytes), dk = static_cast<double>(s.key_dim),
+             dv = static_cast<double>(s.value_dim);
   const auto h = static_cast<double>(s.heads), g = static_cast<double>(s.groups);
   const double tokens = static_cast<double>(s.batch) * static_cast<double>(s.tokens);
   Counts counts;
@@ -50,9 +51,9 @@ Counts count_work(const Shape& s, const std::string& pass, int64_t position, int
     const auto tail = static_cast<double>(position % s.grain);
     const double per_head = nodes * 2 * dk * dv + tail * 2 * (dk + dv) + (s.delta ? tail * 4 * dk : 0);
     counts.flops = static_cast<double>(s.batch) * h * per_head;
-    counts.bytes = static_cast<double>(s.batch) *
-                   (h * nodes * 4 * dk * dv + tail * (e * (g * dk + h * dv) + 8 * h) + e * (2 * g * dk + 2 * h * dv) +
-                    4 * h * (1 + static_cast<double>(levels)));
+    counts.bytes =
+        static_cast<double>(s.batch) * (h * nodes * 4 * dk * dv + tail * (e * (g * dk + h * dv) + 8 * h) +
+                                        e * (2 * g * dk + 2 * h * dv) + 4 * h * (1 + static_cast<double>(levels)));
     return counts;
   }
   const double gates = 4 * h * (1 + (s.delta ? 1 : 0) + static_cast<double>(levels));

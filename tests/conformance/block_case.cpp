@@ -13,7 +13,8 @@ using lm::Tensor;
 
 class BlockCase {
  public:
-  BlockCase(const lm::TensorFile& file, const Options& options) : config_(lm::read_golden_config(file.metadata, file.tensors)) {
+  BlockCase(const lm::TensorFile& file, const Options& options)
+      : config_(lm::read_golden_config(file.metadata, file.tensors)) {
     x_ = file.at("in.x").converted(options.dtype);
     if (x_.shape.size() != 3) throw lm::Error("in.x must have three axes");
     batch_size_ = x_.shape[0];
@@ -109,7 +110,8 @@ class BlockCase {
     r.sequences = batch_size_;
     r.rows_per_sequence = piece.end - piece.begin;
     LM_CALL(lla_batch_plan, batch_.get(), state, &r, static_cast<void*>(nullptr));
-    const lla_binding io[] = {lla_bind(LLA_X, slice(x_, piece.begin, piece.end)), lla_bind(LLA_Y, slice(y_, piece.begin, piece.end))};
+    const lla_binding io[] = {lla_bind(LLA_X, slice(x_, piece.begin, piece.end)),
+                              lla_bind(LLA_Y, slice(y_, piece.begin, piece.end))};
     const std::vector<lla_binding> weights = weight_bindings();
     lla_forward_args a = LLA_FORWARD_ARGS_INIT;
     a.batch = batch_.get();

@@ -18,7 +18,8 @@ std::vector<int64_t> integers(const std::string& text) {
     const size_t end = std::min(text.find(',', at), text.size());
     int64_t value = 0;
     const auto [stop, code] = std::from_chars(text.data() + at, text.data() + end, value);
-    if (code != std::errc() || stop != text.data() + end || value < 0) throw lm::Error("--split must be a list like 10,64,65");
+    if (code != std::errc() || stop != text.data() + end || value < 0)
+      throw lm::Error("--split must be a list like 10,64,65");
     values.push_back(value);
     at = end + 1;
   }
@@ -48,11 +49,16 @@ void run_file(const std::filesystem::path& path, const Options& options, Report*
   report->begin(name);
   try {
     const lm::TensorFile file = lm::read_safetensors(path.string());
-    if (file.metadata.count("mixer")) run_mixer(file, name, options, report);
-    else if (file.metadata.count("block")) run_block(file, name, options, report);
-    else if (file.metadata.count("model")) run_model(file, options, report);
-    else if (file.metadata.count("class")) run_interop(file, options, report);
-    else throw lm::Error("its metadata say nothing about what it is");
+    if (file.metadata.count("mixer"))
+      run_mixer(file, name, options, report);
+    else if (file.metadata.count("block"))
+      run_block(file, name, options, report);
+    else if (file.metadata.count("model"))
+      run_model(file, options, report);
+    else if (file.metadata.count("class"))
+      run_interop(file, options, report);
+    else
+      throw lm::Error("its metadata say nothing about what it is");
   } catch (const std::exception& e) {
     report->fail("-", e.what());
   }
@@ -72,12 +78,17 @@ int run(int argc, char** argv) {
 
   Options options;
   const std::string backend = a.text("backend");
-  if (backend == "reference") options.backend = LLA_BACKEND_REFERENCE;
-  else if (backend == "cpu") options.backend = LLA_BACKEND_CPU;
-  else if (backend == "cuda") options.backend = LLA_BACKEND_CUDA;
-  else throw lm::Error("--backend must be reference, cpu or cuda, not '" + backend + "'");
+  if (backend == "reference")
+    options.backend = LLA_BACKEND_REFERENCE;
+  else if (backend == "cpu")
+    options.backend = LLA_BACKEND_CPU;
+  else if (backend == "cuda")
+    options.backend = LLA_BACKEND_CUDA;
+  else
+    throw lm::Error("--backend must be reference, cpu or cuda, not '" + backend + "'");
   options.dtype = lm::dtype_by_name(a.text("dtype"));
-  if (options.dtype == LLA_DTYPE_DEFAULT) throw lm::Error("--dtype must be f64, f32, bf16 or f16, not '" + a.text("dtype") + "'");
+  if (options.dtype == LLA_DTYPE_DEFAULT)
+    throw lm::Error("--dtype must be f64, f32, bf16 or f16, not '" + a.text("dtype") + "'");
   options.grain = a.integer("grain", 1, 4096);
   options.splits = integers(a.text("split"));
   if (a.given("tolerance")) options.tolerance = a.number("tolerance", 0, 1e9);

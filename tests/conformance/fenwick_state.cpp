@@ -27,9 +27,7 @@ struct Tail {
 
 }  // namespace
 
-bool is_summed(const StateShape& shape, int j) {
-  return shape.levels == 0 || (shape.absorb && j + 1 >= shape.levels - 1);
-}
+bool is_summed(const StateShape& shape, int j) { return shape.levels == 0 || (shape.absorb && j + 1 >= shape.levels - 1); }
 
 std::map<int, std::vector<double>> canonical_state(const lla_state* state, int64_t slot, int64_t layer_index,
                                                    const StateShape& shape) {
@@ -41,15 +39,16 @@ std::map<int, std::vector<double>> canonical_state(const lla_state* state, int64
   const int log2_grain = std::countr_zero(static_cast<uint64_t>(c));
 
   std::map<int, std::vector<double>> blocks;
-  // Nodes, newest (lowest bit) first. A node of the scalar gate stands as it was at its own end: the decays of the newer ones
-  // bring it to the last chunk border. The delta rule's nodes stand there already.
+  // Nodes, newest (lowest bit) first. A node of the scalar gate stands as it was at its own end: the decays of the newer
+  // ones bring it to the last chunk border. The delta rule's nodes stand there already.
   std::vector<double> newer(static_cast<size_t>(h), 0.0);
   for (int b = 0; b < 62; ++b) {
     if (!((chunks >> b) & 1) || is_summed(shape, b + log2_grain)) continue;
     std::vector<double> node = read_part(state, slot, layer_index, LLA_PART_NODE, b, {h, dk, dv});
     if (shape.mixer == LLA_SCALAR_GATE) {
       const std::vector<double> decay = read_part(state, slot, layer_index, LLA_PART_NODE_DECAY, b, {h});
-      for (int64_t i = 0; i < static_cast<int64_t>(size); ++i) node[static_cast<size_t>(i)] *= std::exp(newer[static_cast<size_t>(i / (dk * dv))]);
+      for (int64_t i = 0; i < static_cast<int64_t>(size); ++i)
+        node[static_cast<size_t>(i)] *= std::exp(newer[static_cast<size_t>(i / (dk * dv))]);
       for (int64_t i = 0; i < h; ++i) newer[static_cast<size_t>(i)] += decay[static_cast<size_t>(i)];
     }
     blocks[b + log2_grain] = std::move(node);
@@ -102,7 +101,8 @@ std::map<int, std::vector<double>> canonical_state(const lla_state* state, int64
           }
         }
         for (int64_t a = 0; a < dk; ++a) {
-          for (int64_t i = 0; i < dv; ++i) s[a * dv + i] = decay * (s[a * dv + i] - k[a] * projected[static_cast<size_t>(i)]);
+          for (int64_t i = 0; i < dv; ++i)
+            s[a * dv + i] = decay * (s[a * dv + i] - k[a] * projected[static_cast<size_t>(i)]);
         }
       }
       double* s = &own[static_cast<size_t>(head * dk * dv)];

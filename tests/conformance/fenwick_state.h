@@ -2,18 +2,18 @@
 // The canonical token-granular state of one sequence, composed in double precision from what a slot holds.
 #pragma once
 
+#include <lla/lla.h>
+
 #include <cstdint>
 #include <map>
 #include <vector>
-
-#include <lla/lla.h>
 
 namespace conformance {
 
 struct StateShape {
   lla_mixer mixer = LLA_SCALAR_GATE;
   int64_t heads = 1, groups = 1, key_dim = 1, value_dim = 1, grain = 64;
-  int64_t levels = 0;   // 0: linear
+  int64_t levels = 0;  // 0: linear
   bool absorb = false;
   bool has_write = false;
 };

@@ -50,7 +50,8 @@ if(NOT text STREQUAL again)
 endif()
 
 # Mistakes are told, with exit code 1.
-foreach(mistake "generate;--model;${DIR}/nowhere;--prompt;x" "train;--data;${TEXT};--out;${DIR}/x;--heads;7" "eval;--bogus" "train;--lr;fast")
+foreach(mistake "generate;--model;${DIR}/nowhere;--prompt;x" "train;--data;${TEXT};--out;${DIR}/x;--heads;7"
+                "eval;--bogus" "train;--lr;fast")
   execute_process(COMMAND ${LM} ${mistake} RESULT_VARIABLE code OUTPUT_QUIET ERROR_VARIABLE errors)
   if(NOT code EQUAL 1 OR errors STREQUAL "")
     message(FATAL_ERROR "lm ${mistake}: exit code ${code}, '${errors}'")

@@ -185,7 +185,8 @@ class MixerCase {
     const std::vector<lla_binding> io = input_bindings(piece);
     const lla_binding outputs[] = {lla_bind(LLA_Y, slice(dy_, piece.begin, piece.end))};
     std::vector<lla_binding> gradients;
-    for (const Input& input : inputs_) gradients.push_back(lla_bind(input.role, slice(input.gradient, piece.begin, piece.end)));
+    for (const Input& input : inputs_)
+      gradients.push_back(lla_bind(input.role, slice(input.gradient, piece.begin, piece.end)));
     lla_backward_args a = LLA_BACKWARD_ARGS_INIT;
     a.batch = batch_.get();
     a.state = state;
@@ -232,7 +233,8 @@ double state_error(const lm::TensorFile& file, const MixerCase& mixer) {
       for (size_t i = 0; i < size; ++i) block[i] += values[static_cast<size_t>(b) * size + i];
     }
     std::map<int, std::vector<double>> found = canonical_state(mixer.state(), b, 0, shape);
-    for (const auto& entry : found) expected[entry.first].resize(size, 0.0);  // a block that should not be there counts fully
+    for (const auto& entry : found)
+      expected[entry.first].resize(size, 0.0);  // a block that should not be there counts fully
     for (const auto& [j, block] : expected) {
       std::vector<double>& x = found[j];
       x.resize(size, 0.0);
@@ -253,11 +255,13 @@ double gradient_scale(const lm::TensorFile& file, const std::string& name) {
   return norm(sums);
 }
 
-void check_gradients(const lm::TensorFile& file, MixerCase& mixer, const std::string& prefix, double tolerance, Report* report) {
+void check_gradients(const lm::TensorFile& file, MixerCase& mixer, const std::string& prefix, double tolerance,
+                     Report* report) {
   for (const Input& input : mixer.inputs()) {
     const std::string name = "grad." + input.name;
     report->check(prefix + name,
-                  relative_error(input.gradient.values(), file.at(name).values(), gradient_scale(file, input.name)), tolerance);
+                  relative_error(input.gradient.values(), file.at(name).values(), gradient_scale(file, input.name)),
+                  tolerance);
   }
 }
 
@@ -297,7 +301,8 @@ void run_mixer(const lm::TensorFile& file, const std::string& name, const Option
   run_form(file, name, options, false, report);
   // With λ = 1 everywhere the levels do nothing, and the linear layer must say the same.
   const std::vector<double> lambda = file.at("in.lam").values();
-  if (std::all_of(lambda.begin(), lambda.end(), [](double x) { return x == 1; })) run_form(file, name, options, true, report);
+  if (std::all_of(lambda.begin(), lambda.end(), [](double x) { return x == 1; }))
+    run_form(file, name, options, true, report);
 }
 
 }  // namespace conformance

@@ -10,8 +10,9 @@ namespace conformance {
 namespace {
 
 // Logits of all rows in pieces through a state, and at once without one, against out.logits.
-void compare_logits(const lm::TensorFile& file, const lm::ModelConfig& config, const std::map<std::string, lm::Tensor>& tensors,
-                    const Options& options, double tolerance, Report* report) {
+void compare_logits(const lm::TensorFile& file, const lm::ModelConfig& config,
+                    const std::map<std::string, lm::Tensor>& tensors, const Options& options, double tolerance,
+                    Report* report) {
   const lm::Tensor& id_tensor = file.at("in.ids");
   if (id_tensor.shape.size() != 2 || (id_tensor.dtype != LLA_I64 && id_tensor.dtype != LLA_I32)) {
     throw lm::Error("in.ids must be integers with two axes");
@@ -62,17 +63,21 @@ void run_model(const lm::TensorFile& file, const Options& options, Report* repor
 
 void run_interop(const lm::TensorFile& file, const Options& options, Report* report) {
   std::map<std::string, lm::Tensor> tensors = file.tensors;
-  std::erase_if(tensors, [](const auto& entry) { return entry.first.rfind("in.", 0) == 0 || entry.first.rfind("out.", 0) == 0; });
+  std::erase_if(tensors,
+                [](const auto& entry) { return entry.first.rfind("in.", 0) == 0 || entry.first.rfind("out.", 0) == 0; });
   const lm::ModelConfig config = lm::read_config(file.meta("config"), tensors, file.meta("class"));
   // A class that computed in bfloat16 is followed in bfloat16, whatever was asked for.
   Options own = options;
   const std::string compute = file.meta("compute_dtype");
-  if (compute == "bfloat16") own.dtype = LLA_BF16;
-  else if (compute != "float32") throw lm::Error("compute_dtype '" + compute + "' is not known");
+  if (compute == "bfloat16")
+    own.dtype = LLA_BF16;
+  else if (compute != "float32")
+    throw lm::Error("compute_dtype '" + compute + "' is not known");
   if (own.dtype == LLA_BF16 || own.dtype == LLA_F16) {
     for (const lm::ParameterInfo& info : lm::model_parameters(config)) {
       if (info.kind != lm::ParameterKind::Matrix && info.kind != lm::ParameterKind::Convolution &&
-          info.kind != lm::ParameterKind::OutputProjection) continue;
+          info.kind != lm::ParameterKind::OutputProjection)
+        continue;
       const auto it = tensors.find(info.name);
       if (it != tensors.end()) it->second = it->second.converted(own.dtype);
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The language-model example: gradients against central differences in double precision, configurations, and resumed training.
+// The language-model example: gradients against central differences in double precision, configurations, and resumed
+// training.
 #include "model.h"
 
 #include <gtest/gtest.h>
@@ -19,9 +20,11 @@ const char* const kModels[] = {
         "head_dim": 6, "state_size": 5, "n_groups": 2, "expand": 2, "norm_eps": 1e-5, "intermediate_size": 14,
         "use_bias": true, "D_has_hdim": true})",
     R"({"model_type": "mamba2", "vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 2, "num_heads": 3, "head_dim": 8,
-        "state_size": 4, "expand": 2, "layer_norm_epsilon": 1e-5, "time_step_limit": [0.0, Infinity], "tie_word_embeddings": true})",
+        "state_size": 4, "expand": 2, "layer_norm_epsilon": 1e-5, "time_step_limit": [0.0, Infinity],
+        "tie_word_embeddings": true})",
     R"({"model_type": "h_gated_deltanet", "vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 2, "num_heads": 2,
-        "num_v_heads": 4, "head_dim": 5, "expand_v": 2, "norm_eps": 1e-6, "intermediate_size": 14, "allow_neg_eigval": true})",
+        "num_v_heads": 4, "head_dim": 5, "expand_v": 2, "norm_eps": 1e-6, "intermediate_size": 14,
+        "allow_neg_eigval": true})",
     R"({"model_type": "gated_deltanet", "vocab_size": 11, "hidden_size": 12, "num_hidden_layers": 2, "num_heads": 2,
         "head_dim": 5, "expand_v": 1, "norm_eps": 1e-6, "intermediate_size": 14})"};
 
@@ -189,8 +192,10 @@ TEST(Training, ResumesWithTheSameBits) {
       const std::vector<int32_t> windows = lm::random_windows(text, 2, 16, 1, step);
       std::vector<int32_t> ids, targets;
       for (size_t b = 0; b < 2; ++b) {
-        ids.insert(ids.end(), windows.begin() + static_cast<std::ptrdiff_t>(17 * b), windows.begin() + static_cast<std::ptrdiff_t>(17 * b + 16));
-        targets.insert(targets.end(), windows.begin() + static_cast<std::ptrdiff_t>(17 * b + 1), windows.begin() + static_cast<std::ptrdiff_t>(17 * b + 17));
+        ids.insert(ids.end(), windows.begin() + static_cast<std::ptrdiff_t>(17 * b),
+                   windows.begin() + static_cast<std::ptrdiff_t>(17 * b + 16));
+        targets.insert(targets.end(), windows.begin() + static_cast<std::ptrdiff_t>(17 * b + 1),
+                       windows.begin() + static_cast<std::ptrdiff_t>(17 * b + 17));
       }
       model.zero_gradients();
       run.forward(ids.data(), 2, 16);

@@ -11,7 +11,8 @@ namespace conformance {
 void Report::check(const std::string& tensor, double error, double tolerance) {
   const bool good = error <= tolerance;
   ++(good ? passed_ : failed_);
-  std::printf("%s %-24s %-32s %.2e (tolerance %.0e)\n", good ? "ok  " : "FAIL", name_.c_str(), tensor.c_str(), error, tolerance);
+  std::printf("%s %-24s %-32s %.2e (tolerance %.0e)\n", good ? "ok  " : "FAIL", name_.c_str(), tensor.c_str(), error,
+              tolerance);
 }
 
 void Report::fail(const std::string& what, const std::string& reason) {
@@ -42,11 +43,15 @@ double tolerance_of(const Options& options, CaseKind kind, const std::string& na
   // The models' reference logits were computed in fp32 elsewhere, so that even double precision meets them to that only.
   if (kind == CaseKind::Interop) return options.dtype == LLA_BF16 || options.dtype == LLA_F16 ? 6e-2 : 5e-6;
   switch (options.dtype) {
-    case LLA_F64: return kind == CaseKind::BlockGradient ? 1e-7 : 1e-10;
+    case LLA_F64:
+      return kind == CaseKind::BlockGradient ? 1e-7 : 1e-10;
     // Without decay and with keys that come back, the delta rule amplifies rounding.
-    case LLA_F32: return kind == CaseKind::Mixer && name.rfind("delta_no_gate", 0) == 0 ? 1e-4 : 2e-5;
-    case LLA_BF16: return kind == CaseKind::Mixer ? 1e-2 : kind == CaseKind::Model ? 5e-2 : 2e-2;
-    default: return kind == CaseKind::Mixer ? 2e-3 : kind == CaseKind::Model ? 1e-2 : 4e-3;  // fp16: three more bits
+    case LLA_F32:
+      return kind == CaseKind::Mixer && name.rfind("delta_no_gate", 0) == 0 ? 1e-4 : 2e-5;
+    case LLA_BF16:
+      return kind == CaseKind::Mixer ? 1e-2 : kind == CaseKind::Model ? 5e-2 : 2e-2;
+    default:
+      return kind == CaseKind::Mixer ? 2e-3 : kind == CaseKind::Model ? 1e-2 : 4e-3;  // fp16: three more bits
   }
 }
 
@@ -65,8 +70,10 @@ std::vector<Piece> pieces_of(const Options& options, int64_t rows) {
     pieces.push_back({at, split});
     at = split;
   }
-  if (options.splits.empty()) pieces.push_back({0, rows});
-  else for (; at < rows; ++at) pieces.push_back({at, at + 1});
+  if (options.splits.empty())
+    pieces.push_back({0, rows});
+  else
+    for (; at < rows; ++at) pieces.push_back({at, at + 1});
   return pieces;
 }
 

@@ -2,12 +2,12 @@
 // What every case shares: the options of a run, errors, tolerances, and the report with one line per tensor.
 #pragma once
 
+#include <lla/lla.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include <lla/lla.h>
 
 #include "handles.h"
 #include "safetensors.h"

@@ -59,21 +59,34 @@ TEST(Safetensors, RefusesWhatIsWrongAndSaysWhy) {
   EXPECT_NE(refusal(file_of("[1,2]", "")).find("no JSON object"), std::string::npos);
   EXPECT_NE(refusal(file_of(std::string(100000, '['), "")).find("too deeply"), std::string::npos);
   EXPECT_NE(refusal(file_of(one("7"), "")).find("missing"), std::string::npos);
-  EXPECT_NE(refusal(file_of(one("{\"dtype\":\"F33\",\"shape\":[1],\"data_offsets\":[0,4]}"), four)).find("F33"), std::string::npos);
-  EXPECT_NE(refusal(file_of(one("{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}"), four)).find("integer"), std::string::npos);
-  EXPECT_NE(refusal(file_of(one("{\"dtype\":\"F32\",\"shape\":[1.0],\"data_offsets\":[0,4]}"), four)).find("integer"), std::string::npos);
-  EXPECT_NE(refusal(file_of(one("{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,4]}"), four)).find("overflows"),
+  EXPECT_NE(refusal(file_of(one("{\"dtype\":\"F33\",\"shape\":[1],\"data_offsets\":[0,4]}"), four)).find("F33"),
             std::string::npos);
-  EXPECT_NE(refusal(file_of(one("{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4]}"), four)).find("disagree"), std::string::npos);
-  EXPECT_NE(refusal(file_of(one("{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}"), four)).find("outside"), std::string::npos);
-  EXPECT_NE(refusal(file_of(one("{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,0]}"), eight)).find("outside"), std::string::npos);
-  EXPECT_NE(refusal(file_of(one("{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}"), eight)).find("hole"), std::string::npos);
-  EXPECT_NE(refusal(file_of(one("{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}"), eight)).find("after the last"), std::string::npos);
+  EXPECT_NE(refusal(file_of(one("{\"dtype\":\"F32\",\"shape\":[-1],\"data_offsets\":[0,4]}"), four)).find("integer"),
+            std::string::npos);
+  EXPECT_NE(refusal(file_of(one("{\"dtype\":\"F32\",\"shape\":[1.0],\"data_offsets\":[0,4]}"), four)).find("integer"),
+            std::string::npos);
+  EXPECT_NE(refusal(file_of(one("{\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,4]}"), four))
+                .find("overflows"),
+            std::string::npos);
+  EXPECT_NE(refusal(file_of(one("{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,4]}"), four)).find("disagree"),
+            std::string::npos);
+  EXPECT_NE(refusal(file_of(one("{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}"), four)).find("outside"),
+            std::string::npos);
+  EXPECT_NE(refusal(file_of(one("{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,0]}"), eight)).find("outside"),
+            std::string::npos);
+  EXPECT_NE(refusal(file_of(one("{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}"), eight)).find("hole"),
+            std::string::npos);
+  EXPECT_NE(refusal(file_of(one("{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}"), eight)).find("after the last"),
+            std::string::npos);
   EXPECT_NE(refusal(file_of("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]},"
-                            "\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", eight)).find("overlaps"),
+                            "\"b\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}",
+                            eight))
+                .find("overlaps"),
             std::string::npos);
   EXPECT_NE(refusal(file_of("{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
-                            "\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}", eight)).find("twice"),
+                            "\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,8]}}",
+                            eight))
+                .find("twice"),
             std::string::npos);
   EXPECT_NE(refusal(file_of("{\"__metadata__\":{\"x\":1}}", "")).find("no text"), std::string::npos);
 }
@@ -97,10 +110,18 @@ TEST(Safetensors, MutatedFilesAreRefusedOrConsistent) {
     for (int64_t i = 0; i < changes; ++i) {
       const auto at = static_cast<size_t>(random.below(static_cast<int64_t>(8 + header)));
       switch (random.below(4)) {
-        case 0: mutated[at % mutated.size()] = static_cast<char>(random.bits()); break;
-        case 1: mutated[at % mutated.size()] = kUseful[random.below(sizeof kUseful - 1)]; break;
-        case 2: mutated.erase(at % mutated.size(), 1 + static_cast<size_t>(random.below(8))); break;
-        default: mutated.insert(at % mutated.size(), 1, kUseful[random.below(sizeof kUseful - 1)]); break;
+        case 0:
+          mutated[at % mutated.size()] = static_cast<char>(random.bits());
+          break;
+        case 1:
+          mutated[at % mutated.size()] = kUseful[random.below(sizeof kUseful - 1)];
+          break;
+        case 2:
+          mutated.erase(at % mutated.size(), 1 + static_cast<size_t>(random.below(8)));
+          break;
+        default:
+          mutated.insert(at % mutated.size(), 1, kUseful[random.below(sizeof kUseful - 1)]);
+          break;
       }
     }
     try {
@@ -131,9 +152,9 @@ TEST(ElementTypes, RoundOnceToNearestEven) {
       EXPECT_EQ(lm::double_to_bf16(b), half);
     }
   }
-  EXPECT_EQ(lm::double_to_f16(1 + 0x1p-11), 0x3c00);             // midpoint, even below
-  EXPECT_EQ(lm::double_to_f16(1 + 3 * 0x1p-11), 0x3c02);         // midpoint, even above
-  EXPECT_EQ(lm::double_to_f16(1 + 0x1p-11 + 0x1p-40), 0x3c01);   // just above: a detour through float would lose it
+  EXPECT_EQ(lm::double_to_f16(1 + 0x1p-11), 0x3c00);            // midpoint, even below
+  EXPECT_EQ(lm::double_to_f16(1 + 3 * 0x1p-11), 0x3c02);        // midpoint, even above
+  EXPECT_EQ(lm::double_to_f16(1 + 0x1p-11 + 0x1p-40), 0x3c01);  // just above: a detour through float would lose it
   EXPECT_EQ(lm::double_to_bf16(1 + 0x1p-8 + 0x1p-40), 0x3f81);
   EXPECT_EQ(lm::double_to_bf16(1 + 0x1p-8), 0x3f80);
   EXPECT_EQ(lm::double_to_f16(65519), 0x7bff);

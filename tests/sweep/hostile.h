@@ -300,8 +300,34 @@ inline Problem problem_of(const lla_layer_desc& d, int64_t rows, unsigned seed, 
     add(p.weights, LLA_WEIGHT_CONV, {d.hidden, 4}, -0.5, 0.5);
     return p;
   }
-  const bool cell = d.kind == LLA_LAYER_CELL;
-  if (d.kind == LLA_LAYER_MAMBA2) {
+  if (d.kind == LLA_LAYER_PROJECTION || d.kind == LLA_LAYER_L2_NORM || d.kind == LLA_LAYER_GATED_NORM) {
+    std::vector<int64_t> x{rows, d.hidden}, y{rows, d.kind == LLA_LAYER_PROJECTION ? d.outputs : d.hidden};
+    if (d.kind == LLA_LAYER_L2_NORM) x = y = {rows, h, dk};
+    add(p.tensors, LLA_X, x, -1, 1);
+    add(p.tensors, LLA_Y, y, 0, 0);
+    if (d.kind == LLA_LAYER_PROJECTION) add(p.weights, LLA_WEIGHT_PROJ, {d.outputs, d.hidden}, -1, 1);
+    if (d.kind == LLA_LAYER_PROJECTION) add(p.weights, LLA_WEIGHT_PROJ_BIAS, {d.outputs}, -1, 1);
+    if (d.kind == LLA_LAYER_GATED_NORM) {
+      add(p.tensors, LLA_Z, {rows, d.hidden}, -1, 1);
+      add(p.tensors, LLA_SKIP_INPUT, {rows, h, dv}, -1, 1);
+      add(p.weights, LLA_WEIGHT_SKIP, {h}, -1, 1);
+      add(p.weights, LLA_WEIGHT_NORM, {d.hidden}, 0.5, 1.5);
+    }
+    return p;
+  }
+  const bool cell = d.kind == LLA_LAYER_CELL, deltanet = d.kind == LLA_LAYER_GATED_DELTANET;
+  if (deltanet) {
+    add(p.tensors, LLA_X, {rows, d.hidden}, -1, 1);
+    add(p.tensors, LLA_Y, {rows, d.hidden}, 0, 0);
+    for (auto [role, n] : {std::pair<lla_role, int64_t>{LLA_WEIGHT_Q_PROJ, g * dk}, {LLA_WEIGHT_K_PROJ, g * dk},
+                           {LLA_WEIGHT_V_PROJ, h * dv}, {LLA_WEIGHT_GATE_PROJ, h}, {LLA_WEIGHT_WRITE_PROJ, h},
+                           {LLA_WEIGHT_Z_PROJ, h * dv}, {LLA_WEIGHT_LAMBDA_PROJ, h * l}})
+      if (n) add(p.weights, role, {n, d.hidden}, -0.3, 0.3);
+    add(p.weights, LLA_WEIGHT_CONV_Q, {g * dk, 4}, -0.5, 0.5);
+    add(p.weights, LLA_WEIGHT_CONV_K, {g * dk, 4}, -0.5, 0.5);
+    add(p.weights, LLA_WEIGHT_CONV_V, {h * dv, 4}, -0.5, 0.5);
+    add(p.weights, LLA_WEIGHT_OUT_PROJ, {d.hidden, h * dv}, -0.3, 0.3);
+  } else if (d.kind == LLA_LAYER_MAMBA2) {
     add(p.tensors, LLA_X, {rows, d.hidden}, -1, 1);
     add(p.tensors, LLA_Y, {rows, d.hidden}, 0, 0);
     add(p.weights, LLA_WEIGHT_IN_PROJ, {2 * h * dv + 2 * g * dk + h + h * l, d.hidden}, -0.3, 0.3);
@@ -333,12 +359,13 @@ inline Problem problem_of(const lla_layer_desc& d, int64_t rows, unsigned seed, 
       }
     }
   }
-  if (d.kind == LLA_LAYER_MAMBA2 || d.gate_form == LLA_GATE_SOFTPLUS) {
+  const bool block = deltanet || d.kind == LLA_LAYER_MAMBA2;
+  if (block || d.gate_form == LLA_GATE_SOFTPLUS) {
     add(p.weights, LLA_WEIGHT_DT_BIAS, {h}, -2, -1);
     add(p.weights, LLA_WEIGHT_A_LOG, {h}, 0, 1);
   }
-  if (l && (d.kind == LLA_LAYER_MAMBA2 || d.lambda_form != LLA_LAMBDA_READY)) add(p.weights, LLA_WEIGHT_LAMBDA, {h, l}, 0.5, 1.5);
-  if (d.kind == LLA_LAYER_MAMBA2 || d.norm_form) add(p.weights, LLA_WEIGHT_NORM, {h * dv}, 0.5, 1.5);
+  if (l && (block || d.lambda_form != LLA_LAMBDA_READY)) add(p.weights, LLA_WEIGHT_LAMBDA, {h, l}, 0.5, 1.5);
+  if (block || d.norm_form) add(p.weights, LLA_WEIGHT_NORM, {deltanet ? dv : h * dv}, 0.5, 1.5);
   return p;
 }
 inline lla_layer_desc mixer(lla_mixer kind, int64_t levels, int64_t heads, int64_t groups, int64_t dk, int64_t dv,
@@ -378,6 +405,22 @@ inline lla_layer_desc mamba2(int64_t levels, int64_t heads, int64_t groups, int6
   d.levels = levels;
   d.lambda_form = levels ? LLA_LAMBDA_SOFTPLUS : LLA_LAMBDA_NONE;
   d.hidden = hidden;
+  return d;
+}
+inline lla_layer_desc deltanet(int64_t levels, int64_t heads, int64_t groups, int64_t dk, int64_t dv, int64_t hidden, int64_t grain) {
+  lla_layer_desc d = mamba2(levels, heads, groups, dk, dv, hidden, grain);
+  d.kind = LLA_LAYER_GATED_DELTANET;
+  if (levels) d.lambda_form = LLA_LAMBDA_BOUNDED;
+  return d;
+}
+inline lla_layer_desc part(lla_layer_kind kind, int64_t hidden, int64_t outputs, int64_t heads, int64_t dk, int64_t dv) {
+  lla_layer_desc d = LLA_LAYER_DESC_INIT;
+  d.kind = kind;
+  d.hidden = hidden;
+  d.outputs = outputs;
+  d.heads = heads;
+  d.key_dim = dk;
+  d.value_dim = dv;
   return d;
 }
 inline lla_layer_desc convolution(int64_t channels, int64_t grain) {

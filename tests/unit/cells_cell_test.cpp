@@ -420,6 +420,44 @@ TEST_P(Cell, DeadRows) {
   }
 }
 
+// The same in a uniform batch given as [B, T, ...] with gaps between the sequences: dead rows are found in their own
+// sequence.
+TEST_P(Cell, DeadRowsOfSpreadBatches) {
+  constexpr int64_t kGap = 5, kWidth = 20, kSequence = kLength * kWidth + kGap;
+  const std::vector<int64_t> counts{4, 7, 2}, slots{0, -1, 1};
+  RandomCall c = call(context_, *layer_, dtype());
+  Tensor y(dtype(), {kSequences * kSequence});
+  Bindings b = c.forward();
+  for (lla_binding& x : b.io) {
+    if (x.role != LLA_Y) continue;
+    x.tensor = y.view();
+    x.tensor.rank = 3;
+    const int64_t dims[] = {kSequences, kLength, kWidth}, strides[] = {kSequence, kWidth, 1};
+    std::copy(dims, dims + 3, x.tensor.dims);
+    std::copy(strides, strides + 3, x.tensor.strides);
+  }
+  StateRig state(context_, *layer_, 2, 8);
+  lla_rows rows = Plan::uniform(kSequences, kLength);
+  rows.counts = {counts.data(), LLA_I64, LLA_HOST};
+  rows.slot_in = {slots.data(), LLA_I64, LLA_HOST};
+  Plan plan(context_, kSequences, kRows, 8);
+  plan.plan(rows, state.get());
+  Setting setting;
+  setting.state = state.get();
+  Error error;
+  ASSERT_EQ(forward(*layer_, plan, b, &error, setting), LLA_OK) << error.text;
+  for (int64_t i = 0; i < y.size(); ++i) {
+    const int64_t s = i / kSequence, row = i % kSequence / kWidth;
+    if (row >= kLength) {
+      ASSERT_TRUE(std::isnan(y.get(i))) << "gap " << i;
+    } else if (slots[static_cast<size_t>(s)] < 0 || row >= counts[static_cast<size_t>(s)]) {
+      ASSERT_EQ(y.get(i), 0) << "sequence " << s << " row " << row;
+    } else {
+      ASSERT_TRUE(std::isfinite(y.get(i))) << "sequence " << s << " row " << row;
+    }
+  }
+}
+
 // Narrow tensors: inputs are read exactly, arithmetic is as ever, only the result is rounded.
 TEST_P(Cell, NarrowTypes) {
   for (const lla_dtype narrow : {LLA_BF16, LLA_F16, LLA_F32}) {

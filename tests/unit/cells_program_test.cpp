@@ -421,6 +421,54 @@ TEST(Measure, CoversEveryKernel) {
   EXPECT_STREQ(step_kernel(*layer, LLA_PASS_FORWARD, 0), "f32");
 }
 
+// Every worker has scratch of its own, aligned, inside the workspace and apart from the shared piece.
+char* seen_shared = nullptr;
+char* seen_thread[3] = {};
+TEST(Measure, ScratchOfWorkers) {
+  Kernel kernel = mixer_for<LLA_F32, 0, 0>("scratch");
+  kernel.measure = [](const void*, const Limits&, Need* need) { *need = {100, 72}; };
+  kernel.tasks = [](const void*, int32_t) { return int64_t{3}; };
+  kernel.run = [](const void*, const Limits&, const Scratch& scratch, int32_t, int64_t task) {
+    seen_shared = scratch.shared;
+    seen_thread[task] = scratch.thread;
+    std::memset(scratch.shared, 1, 100);
+    std::memset(scratch.thread, 2, 72);
+  };
+  std::vector<Kernel> kernels = {kernel};
+  for (int64_t i = 0; i < reference_backend().kernel_count; ++i) kernels.push_back(reference_backend().kernels[i]);
+  Backend backend = reference_backend();
+  backend.compute_dtype = LLA_F32;
+  backend.kernels = kernels.data();
+  backend.kernel_count = static_cast<int64_t>(kernels.size());
+  const ContextPointer context = make_context(LLA_BACKEND_REFERENCE, 3);
+  context->backend = &backend;
+  const LayerPointer layer = make_layer(context, descriptions()[0]);
+  RandomCall c(*layer, 4, LLA_F32, 61);
+  Plan plan(context, 1, 4);
+  plan.plan(Plan::uniform(1, 4));
+  size_t bytes = 0;
+  Error error;
+  ASSERT_EQ(measure_program(*layer, plan.limits(), LLA_PASS_FORWARD, &bytes, &error), LLA_OK);
+  Memory workspace(bytes);
+  const Bindings b = c.forward();
+  lla_forward_args a = LLA_FORWARD_ARGS_INIT;
+  a.io = b.io.data();
+  a.io_count = static_cast<int64_t>(b.io.size());
+  a.workspace = workspace.data();
+  a.workspace_bytes = bytes;
+  Program* program = nullptr;
+  ASSERT_EQ(prepare_forward(*layer, a, plan.batch(), nullptr, &program, &error), LLA_OK) << error.text;
+  for (int32_t t = 0; t < 3; ++t) run_task(program, 0, t, t);
+  EXPECT_TRUE(workspace.guards_hold());
+  EXPECT_EQ(seen_shared, workspace.data() + (sizeof(Program) + 63) / 64 * 64);
+  const int64_t distance = seen_thread[1] - seen_thread[0];  // other kernels may have needed more
+  EXPECT_GE(distance, 128);
+  EXPECT_EQ(distance % 64, 0);
+  EXPECT_GE(seen_thread[0] - seen_shared, 128);
+  EXPECT_EQ(seen_thread[2] - seen_thread[1], distance);
+  EXPECT_EQ(seen_thread[2] + distance, workspace.data() + bytes);
+}
+
 TEST(Measure, KernelsThatOverflow) {
   std::vector<Kernel> kernels = {mixer_for<LLA_F32, -1, 0>("f32")};
   for (int64_t i = 0; i < reference_backend().kernel_count; ++i) kernels.push_back(reference_backend().kernels[i]);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <set>
 
+#include "core_model_groups.h"
 #include "core_testing.h"
 
 using namespace core_testing;
@@ -16,39 +17,6 @@ namespace {
 // was written last (which only rewriting layers check). Its log decay: again how many rows.
 constexpr int kContent = 4;
 using Content = std::array<double, kContent>;
-
-struct Group {
-  const char* name;
-  std::vector<LayerHistory> layers;
-};
-
-LayerHistory sized(LayerHistory history, int64_t heads = 1, int64_t groups = 1) {
-  history.shape.heads = heads;
-  history.shape.groups = groups;
-  history.shape.key_dim = 2;
-  history.shape.value_dim = 2;
-  return history;
-}
-
-std::vector<Group> groups_of(int64_t grain) {
-  const int64_t many = 14;
-  const int64_t absorbing = 4 + log2_of(grain);  // two levels apart
-  const LayerHistory scalar = sized(mixer(LLA_SCALAR_GATE, grain, many));
-  const LayerHistory delta = sized(mixer(LLA_DELTA_RULE, grain, many));
-  const LayerHistory linear = sized(mixer(LLA_SCALAR_GATE, grain, 0));
-  const LayerHistory absorbing_scalar = sized(mixer(LLA_SCALAR_GATE, grain, absorbing, true));
-  const LayerHistory absorbing_delta = sized(mixer(LLA_DELTA_RULE, grain, absorbing, true));
-  return {
-      {"scalar", {sized(scalar, 2, 1)}},
-      {"delta", {delta, sized(delta, 2, 2)}},
-      {"linear", {linear, sized(mixer(LLA_DELTA_RULE, grain, 0))}},
-      {"absorbing scalar", {absorbing_scalar}},
-      {"absorbing delta", {absorbing_delta}},
-      {"convolution", {convolution(grain, 3, 4)}},
-      {"all", {with_convolution(scalar, 2, 4), absorbing_delta, convolution(grain, 1, 2), with_convolution(linear, 2, 3)}},
-      {"scalar and absorbing with convolution", {with_convolution(scalar, 1, 5), absorbing_scalar}},
-  };
-}
 
 // A slot as it should be.
 struct ModelSlot {

@@ -161,7 +161,7 @@ TEST_F(StateTest, GeometryAgreesWithTheLayout) {
     EXPECT_EQ(geometry.bytes, memory.node_layout.bytes());
     EXPECT_EQ(geometry.head_bytes * 4, geometry.bytes);
     EXPECT_EQ(geometry.count, made.node_blocks);
-    EXPECT_EQ(geometry.blocks_per_row, made.node_levels);
+    EXPECT_EQ(geometry.blocks_per_fold, made.node_levels);
     EXPECT_EQ(geometry.struct_size, sizeof geometry);
     ASSERT_EQ(block_geometry(made, layer, LLA_BLOCK_TAIL, &geometry, nullptr), LLA_OK);
     EXPECT_EQ(geometry.bytes, memory.tail_layout.bytes());
