@@ -105,7 +105,7 @@ LLA_API lla_status lla_batch_init(lla_context *context, const lla_batch_limits *
  * @param rows    the rows; read during the call only.
  * @param stream  stream of the device; NULL on the CPU.
  * @param error   may be NULL; names the argument and the entry.
- * @return LLA_OK; LLA_NULL_POINTER, LLA_STRUCT_VERSION, LLA_INVALID_ARGUMENT (out of a limit or range; a slot twice),
+ * @return LLA_OK; LLA_NULL_POINTER, LLA_STRUCT_VERSION, LLA_INVALID_ARGUMENT (out of a limit or range; a destination twice),
  *         LLA_WRONG_CONTEXT, LLA_STATE_INCOMPATIBLE, LLA_LEVELS_EXCEEDED (beyond max_length), LLA_POSITION_MISMATCH,
  *         LLA_SLOT_IN_USE, LLA_NO_BLOCKS. On failure the batch is unplanned and the state as it was. Since 0.1.
  */

@@ -110,7 +110,7 @@ typedef int32_t lla_activation;
  * @brief Description of a layer. Zero in a field means its default; fields that a kind does not use must be 0.
  *
  * The two blocks set the forms of their cell themselves: scale, lambda_scale, gate_form, write_form (except
- * LLA_WRITE_TWO_SIGMOID for Gated DeltaNet), qk_norm, norm_form (except LLA_NORM_NORM_FIRST or LLA_NORM_NONE for Mamba-2)
+ * LLA_WRITE_TWO_SIGMOID for Gated DeltaNet), qk_norm, norm_form (except LLA_NORM_NORM_FIRST for Mamba-2)
  * and, for Gated DeltaNet, norm_group; mixer is implied.
  */
 typedef struct lla_layer_desc {
@@ -291,7 +291,7 @@ typedef struct lla_backward_args {
   int64_t gradient_count;       /**< entries of `gradients`. */
   void *workspace;              /**< private to this call while it runs. */
   size_t workspace_bytes;       /**< at least what lla_layer_workspace() says. */
-  const void *saved;            /**< what forward wrote for the same rows, or NULL: same gradients, same bits. */
+  const void *saved;            /**< what forward wrote for the same rows and limits, or NULL: same gradients, same bits. */
   size_t saved_bytes;           /**< at least what lla_layer_saved_size() says; 0 if `saved` is NULL. */
   void *stream;                 /**< stream of the device; NULL on the CPU. */
 } lla_backward_args;

@@ -37,7 +37,7 @@ typedef int32_t lla_dtype;
  * @brief A view into the caller's memory. Frozen: this struct never changes.
  *
  * Borrowed for the duration of the call (on a device: until the stream has passed it). Strides are in elements and may be
- * anything that stays inside the caller's memory, but the last axis is contiguous (stride 1; of a dimension of 1 the
+ * anything from 0 up that stays inside the caller's memory, but the last axis is contiguous (stride 1; of a dimension of 1 the
  * stride is ignored). Only element alignment is needed. Where a shape says [N, ...], a tensor [B, T, ...] of one rank more
  * is accepted too when the batch is uniform (B sequences of T rows).
  */

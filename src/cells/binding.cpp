@@ -129,6 +129,10 @@ class Binder {
     for (int64_t i = 0; i < batch_.view.count; ++i) {
       const Sequence& s = batch_.view.sequences[i];
       if (s.padding || s.rows == 0) continue;
+      if (bit_length((s.position + s.rows) / shape.grain) > kNodeLevels) {
+        return fail(error_, LLA_LEVELS_EXCEEDED, "batch: sequence %lld reaches length %lld, more than 2^%d chunks", ll(s.index),
+                    ll(s.position + s.rows), kNodeLevels);
+      }
       const int64_t needed = levels_needed(s.position + s.rows);
       if (needed > shape.levels) {
         return fail(error_, LLA_LEVELS_EXCEEDED,

@@ -48,12 +48,12 @@ void load_history(DeltaHead* head, bool dense);
 void round_nodes(DeltaHead* head, int64_t index);
 
 // ---- saved node sets ----------------------------------------------------------------------------------------------------
-// Of each sequence the node sets at every kDeltaSavedPieces-th piece after its first, all heads. The layout depends on the
-// rows alone, not on limits.
+// Of each sequence the node sets at every kDeltaSavedPieces-th piece after its first, all heads. Where a sequence's sets begin
+// follows from its own rows and the limits, so that a task need not look at other sequences.
 constexpr int64_t kDeltaSavedPieces = 32;
 
 struct DeltaSaved {
-  DeltaSaved(const DeltaShape& shape, const MixerShape& mixer, const BatchView& batch, int64_t order);
+  DeltaSaved(const DeltaShape& shape, const MixerShape& mixer, const BatchView& batch, const Limits& limits, int64_t order);
   int64_t sets = 0;    // of the sequence
   int64_t slots = 0;   // of a set
   int64_t offset = 0;  // floats before the sequence's first set

@@ -183,7 +183,7 @@ void run_delta_backward(const Simd& simd, const MixerBackward& problem, const Li
     if (s.rows > 0) reduce_parts(simd, in, problem, limits, scratch, order, group);
     return;
   }
-  const DeltaSaved saved(shape, mixer, problem.batch, problem.saved ? order : -1);
+  const DeltaSaved saved(shape, mixer, problem.batch, limits, problem.saved ? order : -1);
   const int64_t share = mixer.heads / mixer.groups, first = share * part / parts, last = share * (part + 1) / parts;
   for (int64_t j = first; j < last; ++j) {
     DeltaArena arena(scratch.thread);

@@ -118,7 +118,7 @@ void run_delta_forward(const Simd& simd, const MixerForward& problem, const Limi
   ForwardScratch own;
   carve_forward(shape, mixer, limits, &arena, &head, &own);
   if (s.rows > 0) {
-    const DeltaSaved saved(shape, mixer, problem.batch, problem.saved ? order : -1);
+    const DeltaSaved saved(shape, mixer, problem.batch, limits, problem.saved ? order : -1);
     load_history(&head, false);
     const int64_t first = head.first_piece(), last = head.last_piece();
     bool read = false;  // few rows, whose outputs are written

@@ -71,23 +71,29 @@ void round_nodes(DeltaHead* head, int64_t index) {
   });
 }
 
-DeltaSaved::DeltaSaved(const DeltaShape& shape, const MixerShape& mixer, const BatchView& batch, int64_t order)
+namespace {
+
+int64_t rows_of_set(const DeltaShape& shape) { return shape.rows * kDeltaSavedPieces; }
+// More sets than a sequence's rows alone would suggest: its first chunk may be cut.
+int64_t spare_sets(const DeltaShape& shape, const MixerShape& mixer) { return mixer.grain / rows_of_set(shape) + 2; }
+
+}  // namespace
+
+DeltaSaved::DeltaSaved(const DeltaShape& shape, const MixerShape& mixer, const BatchView& batch, const Limits& limits,
+                       int64_t order)
     : size(shape.node_size()), heads(mixer.heads) {
-  for (int64_t b = 0; b <= order; ++b) {
-    const Sequence& s = batch.sequences[b];
-    offset += sets * heads * slots * size;
-    sets = slots = 0;
-    if (s.padding || s.rows <= 0) continue;
-    const int64_t first = s.position / mixer.grain * shape.per_chunk, last = (s.position + s.rows - 1) / shape.rows;
-    sets = (last - first) / kDeltaSavedPieces;
-    slots = delta_slots(shape, last);
-  }
+  if (order < 0) return;
+  const Sequence& s = batch.sequences[order];
+  if (s.padding || s.rows <= 0) return;
+  const int64_t first = s.position / mixer.grain * shape.per_chunk, last = (s.position + s.rows - 1) / shape.rows;
+  sets = (last - first) / kDeltaSavedPieces;
+  slots = delta_slots(shape, limits.length / shape.rows);
+  offset = (s.row_begin / rows_of_set(shape) + order * spare_sets(shape, mixer)) * heads * slots * size;
 }
 
 int64_t delta_saved_bytes(const MixerShape& mixer, const Limits& limits) {
   const DeltaShape shape(mixer);
-  const int64_t rows_per_set = shape.rows * kDeltaSavedPieces;
-  const Size sets = Size(limits.rows / rows_per_set) + Size(limits.sequences) * (mixer.grain / rows_per_set + 2);
+  const Size sets = Size(limits.rows / rows_of_set(shape)) + Size(limits.sequences) * spare_sets(shape, mixer);
   const Size set = Size(delta_slots(shape, limits.length / shape.rows)) * shape.key_dim * shape.value_dim;
   const Size bytes = sets * set * mixer.heads * 4;
   return bytes.valid() ? bytes.value() : -1;

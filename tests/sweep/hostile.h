@@ -70,12 +70,15 @@ class Placed {
       if (layout == Layout::kPadded) stride += 3;
     }
     element_ = lla_dtype_size(b.dtype);
-    memory_ = std::make_unique<Guarded>(empty_ ? 0 : static_cast<size_t>(reach) * element_, layout != Layout::kBegin, element_);
+    memory_ =
+        std::make_unique<Guarded>(empty_ ? 0 : static_cast<size_t>(reach) * element_, layout != Layout::kBegin, element_);
     tensor_.data = memory_->data();
     if (fill) {
       for_each([&](size_t i, char* p) {
-        if (element_ == 8) std::memcpy(p, &b.f64[i], 8);
-        else std::memcpy(p, &b.f32[i], 4);
+        if (element_ == 8)
+          std::memcpy(p, &b.f64[i], 8);
+        else
+          std::memcpy(p, &b.f32[i], 4);
       });
     }
   }
@@ -83,8 +86,10 @@ class Placed {
   Buffer get() {
     Buffer b(shape_.dtype, shape_.dims);
     for_each([&](size_t i, char* p) {
-      if (element_ == 8) std::memcpy(&b.f64[i], p, 8);
-      else std::memcpy(&b.f32[i], p, 4);
+      if (element_ == 8)
+        std::memcpy(&b.f64[i], p, 8);
+      else
+        std::memcpy(&b.f32[i], p, 4);
     });
     return b;
   }
@@ -144,8 +149,8 @@ inline Outcome run(const Call& c) {
     out.text = error.text;
     return out;
   };
-#define HOSTILE_TRY(call)                              \
-  do {                                                 \
+#define HOSTILE_TRY(call)                                \
+  do {                                                   \
     if (const lla_status s_ = (call)) return failed(s_); \
   } while (0)
   const Buffer& shape = c.tensors.at(LLA_Y);
@@ -236,8 +241,10 @@ inline Outcome run(const Call& c) {
       EXPECT_TRUE(p->gaps_untouched()) << "overrun of gradient " << role;
     }
   }
-  if (c.commit) HOSTILE_TRY(lla_state_commit(c.state, batch, {nullptr, 0, 0}, nullptr, &error));
-  else lla_batch_discard(batch);
+  if (c.commit)
+    HOSTILE_TRY(lla_state_commit(c.state, batch, {nullptr, 0, 0}, nullptr, &error));
+  else
+    lla_batch_discard(batch);
   EXPECT_TRUE(batch_memory.outside_untouched()) << "batch overrun";
 #undef HOSTILE_TRY
   return out;
@@ -276,7 +283,8 @@ inline Tensors slice(const Tensors& t, int64_t begin, int64_t count) {
   return r;
 }
 inline void fill_rows(Buffer& b, int64_t begin, int64_t count, double x) {
-  for (size_t i = static_cast<size_t>(begin) * b.row_size(); i < static_cast<size_t>(begin + count) * b.row_size(); ++i) b.set(i, x);
+  for (size_t i = static_cast<size_t>(begin) * b.row_size(); i < static_cast<size_t>(begin + count) * b.row_size(); ++i)
+    b.set(i, x);
 }
 
 // Random tensors and weights of a mixer, cell, Mamba-2 block or convolution.
@@ -319,9 +327,13 @@ inline Problem problem_of(const lla_layer_desc& d, int64_t rows, unsigned seed, 
   if (deltanet) {
     add(p.tensors, LLA_X, {rows, d.hidden}, -1, 1);
     add(p.tensors, LLA_Y, {rows, d.hidden}, 0, 0);
-    for (auto [role, n] : {std::pair<lla_role, int64_t>{LLA_WEIGHT_Q_PROJ, g * dk}, {LLA_WEIGHT_K_PROJ, g * dk},
-                           {LLA_WEIGHT_V_PROJ, h * dv}, {LLA_WEIGHT_GATE_PROJ, h}, {LLA_WEIGHT_WRITE_PROJ, h},
-                           {LLA_WEIGHT_Z_PROJ, h * dv}, {LLA_WEIGHT_LAMBDA_PROJ, h * l}})
+    for (auto [role, n] : {std::pair<lla_role, int64_t>{LLA_WEIGHT_Q_PROJ, g * dk},
+                           {LLA_WEIGHT_K_PROJ, g * dk},
+                           {LLA_WEIGHT_V_PROJ, h * dv},
+                           {LLA_WEIGHT_GATE_PROJ, h},
+                           {LLA_WEIGHT_WRITE_PROJ, h},
+                           {LLA_WEIGHT_Z_PROJ, h * dv},
+                           {LLA_WEIGHT_LAMBDA_PROJ, h * l}})
       if (n) add(p.weights, role, {n, d.hidden}, -0.3, 0.3);
     add(p.weights, LLA_WEIGHT_CONV_Q, {g * dk, 4}, -0.5, 0.5);
     add(p.weights, LLA_WEIGHT_CONV_K, {g * dk, 4}, -0.5, 0.5);
@@ -383,7 +395,8 @@ inline lla_layer_desc mixer(lla_mixer kind, int64_t levels, int64_t heads, int64
   d.write_form = kind == LLA_DELTA_RULE ? LLA_WRITE_READY : LLA_WRITE_NONE;
   return d;
 }
-inline lla_layer_desc cell(lla_mixer kind, int64_t levels, int64_t heads, int64_t groups, int64_t dk, int64_t dv, int64_t grain) {
+inline lla_layer_desc cell(lla_mixer kind, int64_t levels, int64_t heads, int64_t groups, int64_t dk, int64_t dv,
+                           int64_t grain) {
   lla_layer_desc d = mixer(kind, levels, heads, groups, dk, dv, grain);
   d.kind = LLA_LAYER_CELL;
   d.gate_form = LLA_GATE_SOFTPLUS;
@@ -394,7 +407,8 @@ inline lla_layer_desc cell(lla_mixer kind, int64_t levels, int64_t heads, int64_
   d.norm_form = LLA_NORM_NORM_FIRST;
   return d;
 }
-inline lla_layer_desc mamba2(int64_t levels, int64_t heads, int64_t groups, int64_t dk, int64_t dv, int64_t hidden, int64_t grain) {
+inline lla_layer_desc mamba2(int64_t levels, int64_t heads, int64_t groups, int64_t dk, int64_t dv, int64_t hidden,
+                             int64_t grain) {
   lla_layer_desc d = LLA_LAYER_DESC_INIT;
   d.kind = LLA_LAYER_MAMBA2;
   d.heads = heads;
@@ -407,7 +421,8 @@ inline lla_layer_desc mamba2(int64_t levels, int64_t heads, int64_t groups, int6
   d.hidden = hidden;
   return d;
 }
-inline lla_layer_desc deltanet(int64_t levels, int64_t heads, int64_t groups, int64_t dk, int64_t dv, int64_t hidden, int64_t grain) {
+inline lla_layer_desc deltanet(int64_t levels, int64_t heads, int64_t groups, int64_t dk, int64_t dv, int64_t hidden,
+                               int64_t grain) {
   lla_layer_desc d = mamba2(levels, heads, groups, dk, dv, hidden, grain);
   d.kind = LLA_LAYER_GATED_DELTANET;
   if (levels) d.lambda_form = LLA_LAMBDA_BOUNDED;
@@ -450,7 +465,8 @@ inline void set_dead_levels(Buffer& lambda, const std::vector<int64_t>& position
   for (size_t r = 0; r < positions.size(); ++r)
     for (int64_t a = 0; a < h; ++a)
       for (int64_t b = 1; b < l; ++b)
-        if (b > 62 || !(positions[r] >> (b - 1) & 1)) lambda.set((r * h + a) * static_cast<size_t>(l) + static_cast<size_t>(b), x);
+        if (b > 62 || !(positions[r] >> (b - 1) & 1))
+          lambda.set((r * h + a) * static_cast<size_t>(l) + static_cast<size_t>(b), x);
 }
 
 }  // namespace hostile

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Hostile uses of states: random call sequences against a simple model, mixed groups, poisoned slots, caller's pools with
 // gaps, damaged images. Committed rows must equal one pass without a state.
-#include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
+#include <cstdlib>
 
 #include "hostile.h"
 
@@ -25,9 +23,10 @@ struct Group {
     absorbing.level_overflow = LLA_LEVELS_ABSORB;
     lla_layer_desc absorbing_delta = mixer(LLA_DELTA_RULE, 4, 1, 1, 5, 3, kGrain);
     absorbing_delta.level_overflow = LLA_LEVELS_ABSORB;
-    for (const lla_layer_desc& d : {mixer(LLA_SCALAR_GATE, 0, 2, 2, 5, 3, kGrain), absorbing, mixer(LLA_SCALAR_GATE, 10, 2, 1, 5, 3, kGrain),
-                                    mixer(LLA_DELTA_RULE, 10, 2, 1, 5, 3, kGrain), mixer(LLA_DELTA_RULE, 0, 1, 1, 5, 3, kGrain), absorbing_delta,
-                                    mamba2(10, 2, 1, 5, 3, 6, kGrain), convolution(5, kGrain), cell(LLA_DELTA_RULE, 10, 2, 1, 5, 3, kGrain)}) {
+    for (const lla_layer_desc& d :
+         {mixer(LLA_SCALAR_GATE, 0, 2, 2, 5, 3, kGrain), absorbing, mixer(LLA_SCALAR_GATE, 10, 2, 1, 5, 3, kGrain),
+          mixer(LLA_DELTA_RULE, 10, 2, 1, 5, 3, kGrain), mixer(LLA_DELTA_RULE, 0, 1, 1, 5, 3, kGrain), absorbing_delta,
+          mamba2(10, 2, 1, 5, 3, 6, kGrain), convolution(5, kGrain), cell(LLA_DELTA_RULE, 10, 2, 1, 5, 3, kGrain)}) {
       problems.push_back(problem_of(d, kPool, static_cast<unsigned>(problems.size())));
       layers.push_back(sweep::make_layer(context, d));
     }
@@ -45,7 +44,8 @@ struct Group {
       Buffer x(b.dtype, dims);
       const size_t n = b.row_size();
       for (size_t r = 0; r < tokens.size(); ++r)
-        for (size_t i = 0; i < n; ++i) x.f32[r * n + i] = tokens[r] < 0 ? std::nanf("") : b.f32[static_cast<size_t>(tokens[r]) * n + i];
+        for (size_t i = 0; i < n; ++i)
+          x.f32[r * n + i] = tokens[r] < 0 ? std::nanf("") : b.f32[static_cast<size_t>(tokens[r]) * n + i];
       t[role] = x;
     }
     return t;
@@ -63,23 +63,31 @@ struct History {
 class Model {
  public:
   Model(lla_context* context, Group& group, const lla_state_desc& d, unsigned seed, bool caller_memory = false)
-      : context_(context), group_(group), engine_(seed), slots_(static_cast<size_t>(d.slots)), max_draft_(d.max_draft ? d.max_draft : 16) {
+      : context_(context),
+        group_(group),
+        engine_(seed),
+        slots_(static_cast<size_t>(d.slots)),
+        max_draft_(d.max_draft ? d.max_draft : 16) {
     auto layers = group.handles();
     std::vector<lla_block_memory> memory;
     if (caller_memory) {
       for (size_t i = 0; i < layers.size(); ++i) {
         for (lla_block_kind kind : {LLA_BLOCK_NODE, LLA_BLOCK_TAIL, LLA_BLOCK_CONV}) {
           lla_block_geometry g = LLA_BLOCK_GEOMETRY_INIT;
-          SWEEP_CALL(lla_state_geometry(layers.data(), static_cast<int64_t>(layers.size()), &d, static_cast<int64_t>(i), kind, &g, &error));
+          SWEEP_CALL(lla_state_geometry(layers.data(), static_cast<int64_t>(layers.size()), &d, static_cast<int64_t>(i),
+                                        kind, &g, &error));
           if (!g.bytes) continue;
           const int64_t stride = (2 * g.bytes + g.alignment - 1) / g.alignment * g.alignment;
-          pools_.push_back({std::make_unique<Guarded>(static_cast<size_t>(stride * (g.count - 1) + g.bytes), true, static_cast<size_t>(g.alignment)), g.bytes, stride, g.count});
+          pools_.push_back({std::make_unique<Guarded>(static_cast<size_t>(stride * (g.count - 1) + g.bytes), true,
+                                                      static_cast<size_t>(g.alignment)),
+                            g.bytes, stride, g.count});
           memory.push_back({static_cast<int64_t>(i), kind, 0, pools_.back().memory->data(), stride});
         }
       }
     }
     lla_state* state = nullptr;
-    SWEEP_CALL(lla_state_create(layers.data(), static_cast<int64_t>(layers.size()), &d, memory.data(), static_cast<int64_t>(memory.size()), &state, &error));
+    SWEEP_CALL(lla_state_create(layers.data(), static_cast<int64_t>(layers.size()), &d, memory.data(),
+                                static_cast<int64_t>(memory.size()), &state, &error));
     state_.reset(state);
     limits_.max_sequences = d.slots + 2;
     limits_.max_rows = kMaxRows;
@@ -114,21 +122,12 @@ class Model {
     const int64_t longest = pick(4) ? 6 : 20;
     bool valid = true, drafts = pick(2);
     for (int64_t b = 0; b < n; ++b) {
-      int64_t s = pick(8) ? pick(size()) : -1, t = s;
-      if (s >= 0 && taken[static_cast<size_t>(s)] && pick(50)) s = t = -1;
-      if (s >= 0 && taken[static_cast<size_t>(s)]) valid = false;
+      // Several sequences may start from one slot; each slot receives at most one.
+      int64_t s = pick(8) ? pick(size()) : -1, t = s >= 0 && !pick(4) ? pick(size()) : s;
+      if (t >= 0 && taken[static_cast<size_t>(t)] && pick(50)) s = t = -1;
+      if (t >= 0 && taken[static_cast<size_t>(t)]) valid = false;
+      if (t >= 0) taken[static_cast<size_t>(t)] = true;
       if (!pick(200)) s = t = size() + pick(3), valid = false;
-      if (s >= 0 && s < size()) {
-        taken[static_cast<size_t>(s)] = true;
-        if (!pick(6)) {
-          const int64_t other = pick(size());
-          if (!taken[static_cast<size_t>(other)] || !pick(50)) {
-            if (taken[static_cast<size_t>(other)] && other != s) valid = false;
-            t = other;
-            taken[static_cast<size_t>(other)] = true;
-          }
-        }
-      }
       int64_t rows = pick(5) ? pick(longest) : 0;
       if (offsets.back() + rows + 2 > kMaxRows) rows = 0;
       counts.push_back(rows);
@@ -171,7 +170,8 @@ class Model {
       EXPECT_TRUE(reason) << lla_status_name(planned) << " " << error.text;
       return;
     }
-    EXPECT_TRUE(valid) << "an invalid plan was accepted";
+    EXPECT_TRUE(valid) << "an invalid plan was accepted: " << testing::PrintToString(in) << " to "
+                       << testing::PrintToString(out) << ", snapshots to " << testing::PrintToString(snap_slots);
     if (!valid) return;
     if (!pick(10)) return lla_batch_discard(batch_);
     std::vector<std::vector<std::vector<float>>> y(tokens.size());
@@ -203,7 +203,8 @@ class Model {
       const Buffer got = result->get();
       const size_t width = got.row_size();
       for (size_t r = 0; r < tokens.size(); ++r) {
-        y[r].emplace_back(got.f32.begin() + static_cast<long>(r * width), got.f32.begin() + static_cast<long>((r + 1) * width));
+        y[r].emplace_back(got.f32.begin() + static_cast<long>(r * width),
+                          got.f32.begin() + static_cast<long>((r + 1) * width));
         if (tokens[r] >= 0) continue;
         for (float x : y[r].back()) EXPECT_EQ(x, 0) << "slack or padding row is not zero";
       }
@@ -214,7 +215,8 @@ class Model {
       accepted[b] = drafts ? pick(counts[b] + 1) : counts[b];
       if (in[b] >= 0 && accepted[b] != 0 && accepted[b] != counts[b] && counts[b] > max_draft_) partial_ok = false;
     }
-    const lla_status committed = lla_state_commit(state(), batch_, drafts && n ? sweep::index_of(accepted) : lla_index{nullptr, 0, 0}, nullptr, &error);
+    const lla_status committed = lla_state_commit(
+        state(), batch_, drafts && n ? sweep::index_of(accepted) : lla_index{nullptr, 0, 0}, nullptr, &error);
     if (committed) {
       EXPECT_FALSE(partial_ok) << lla_status_name(committed) << error.text;
       lla_batch_discard(batch_);
@@ -260,7 +262,8 @@ class Model {
       from.push_back(pick(size()));
       to.push_back(t);
     }
-    const lla_status status = lla_state_fork(state(), sweep::index_of(from), sweep::index_of(to), static_cast<int64_t>(from.size()), nullptr);
+    const lla_status status =
+        lla_state_fork(state(), sweep::index_of(from), sweep::index_of(to), static_cast<int64_t>(from.size()), nullptr);
     ++statuses[status];
     if (from.empty()) return;
     EXPECT_EQ(status == LLA_OK, valid) << lla_status_name(status);
@@ -272,11 +275,13 @@ class Model {
     const int64_t s = pick(size()), now = slot(s).position(), to = now - pick(8) + (pick(20) ? 0 : 9);
     int64_t low = -1;
     SWEEP_CALL(lla_state_min_length(state(), s, &low, &error));
-    EXPECT_TRUE(low >= slot(s).start && low <= now && (slot(s).tokens.empty() || low <= std::max(slot(s).start, now / kGrain * kGrain + kGrain)))
+    EXPECT_TRUE(low >= slot(s).start && low <= now &&
+                (slot(s).tokens.empty() || low <= std::max(slot(s).start, now / kGrain * kGrain + kGrain)))
         << low << " of " << now << " from " << slot(s).start;
     const lla_status status = lla_state_truncate(state(), s, to, nullptr);
     ++statuses[status];
-    EXPECT_EQ(status == LLA_OK, to >= low && to <= now) << lla_status_name(status) << " to " << to << " of " << now << " low " << low;
+    EXPECT_EQ(status == LLA_OK, to >= low && to <= now)
+        << lla_status_name(status) << " to " << to << " of " << now << " low " << low;
     if (status) return;
     slot(s).tokens.resize(static_cast<size_t>(to - slot(s).start));
     slot(s).y.resize(slot(s).tokens.size());
@@ -348,16 +353,25 @@ class Model {
   }
   void random_call() {
     switch (pick(12)) {
-      case 0: return reset();
-      case 1: return fork();
-      case 2: case 3: return truncate();
-      case 4: return move_by_image(*this);
-      default: return step();
+      case 0:
+        return reset();
+      case 1:
+        return fork();
+      case 2:
+      case 3:
+        return truncate();
+      case 4:
+        return move_by_image(*this);
+      default:
+        return step();
     }
   }
 
  private:
-  struct PoolMemory { std::unique_ptr<Guarded> memory; int64_t bytes, stride, count; };
+  struct PoolMemory {
+    std::unique_ptr<Guarded> memory;
+    int64_t bytes, stride, count;
+  };
   lla_context* context_;
   Group& group_;
   std::mt19937 engine_;
@@ -375,7 +389,8 @@ int64_t calls() {
   const char* n = std::getenv("LLA_HOSTILE_CALLS");
   return n ? std::atoll(n) : 3000;
 }
-void random_calls(lla_backend backend, int64_t node_blocks, int64_t max_draft, bool caller_memory, unsigned seed, int64_t n) {
+void random_calls(lla_backend backend, int64_t node_blocks, int64_t max_draft, bool caller_memory, unsigned seed,
+                  int64_t n) {
   const Context context = sweep::make_context(backend);
   Group group(context);
   lla_state_desc d = LLA_STATE_DESC_INIT;
@@ -393,7 +408,7 @@ void random_calls(lla_backend backend, int64_t node_blocks, int64_t max_draft, b
   for (int64_t s = 0; s < model.size(); ++s) model.check_outputs(s);
   model.check_gaps();
   model.check_no_leak();
-  for (auto [status, times] : model.statuses) std::printf("  %s %ld\n", lla_status_name(status), (long)times);
+  EXPECT_GT(model.statuses[LLA_OK], n / 2);
 }
 
 TEST(HostileStates, RandomCalls) { random_calls(LLA_BACKEND_CPU, 0, 0, false, 1, calls()); }
@@ -424,10 +439,18 @@ TEST(HostileStates, DamagedImages) {
       for (int m = 0; m < 1 + static_cast<int>(engine() % 3); ++m) {
         const size_t at = engine() % reach;
         switch (engine() % 4) {
-          case 0: image.data()[at] ^= static_cast<char>(1 << engine() % 8); break;
-          case 1: image.data()[at] = static_cast<char>(engine()); break;
-          case 2: std::memset(image.data() + at / 8 * 8, engine() % 2 ? 0xff : 0, std::min<size_t>(8, bytes - at / 8 * 8)); break;
-          default: image.data()[at] = 0x7f; break;
+          case 0:
+            image.data()[at] ^= static_cast<char>(1 << engine() % 8);
+            break;
+          case 1:
+            image.data()[at] = static_cast<char>(engine());
+            break;
+          case 2:
+            std::memset(image.data() + at / 8 * 8, engine() % 2 ? 0xff : 0, std::min<size_t>(8, bytes - at / 8 * 8));
+            break;
+          default:
+            image.data()[at] = 0x7f;
+            break;
         }
       }
     const bool same = bytes == good.size() && !std::memcmp(image.data(), good.data(), bytes);
@@ -451,7 +474,7 @@ TEST(HostileStates, DamagedImages) {
     if (i % 50 == 0) model.check_positions();
     if (testing::Test::HasFailure()) return;
   }
-  std::printf("  images taken: %ld\n", (long)taken);
+  EXPECT_GT(taken, 0);
   model.check_no_leak();
 }
 
