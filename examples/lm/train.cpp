@@ -343,7 +343,7 @@ int train_command(int count, char** words) {
   a.option("batch", "N", "8", "windows per step");
   a.option("steps", "N", "", "steps to train");
   a.option("minutes", "X", "2", "time to train, if --steps is not given");
-  a.option("passes", "X", "8", "with --minutes: end sooner when the text has been read so often");
+  a.option("passes", "X", "5", "with --minutes: end sooner when the text has been read so often");
   a.option("lr", "X", "4e-3", "highest learning rate");
   a.option("warm-up", "N", "40", "steps until it is reached");
   a.option("weight-decay", "X", "0.1", "decoupled weight decay of the matrices");

@@ -17,7 +17,7 @@ struct DeltaNodes {
 inline bool delta_is_live(const DeltaShape& shape, int64_t index, int entry) {
   if (entry == kDeltaAbsorbed) {
     // An imported linear state is older than any piece.
-    return shape.has_absorbed() && (shape.separate == 0 || (index >> shape.separate) != 0);
+    return shape.has_absorbed() && (shape.levels == 0 || (index >> shape.separate) != 0);
   }
   return entry < shape.separate && ((index >> entry) & 1) != 0;
 }

@@ -47,7 +47,8 @@ void Nodes::take(Carver* carver, const MixerShape& shape, const Limits& limits) 
   const int64_t reachable = bit_length(limits.length / shape.grain);
   separate = shape.separate_levels();
   if (separate > reachable) separate = static_cast<int>(reachable);
-  absorbs = shape.levels == 0 || shape.absorb;
+  linear = shape.levels == 0;
+  absorbs = linear || shape.absorb;
   size = (Size(shape.key_dim) * shape.value_dim).value();
   content = carver->take(Size(count()) * shape.key_dim * shape.value_dim);
   log_decay = carver->take(count());

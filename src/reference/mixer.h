@@ -60,6 +60,7 @@ void load_chunk(const MixerInputs& in, const Sequence& sequence, int64_t head, c
 struct Nodes {
   int separate = 0;             // entries that stand for one level each
   bool absorbs = false;         // entry `separate` is in use
+  bool linear = false;          // it is the only one, and has no λ
   int64_t size = 0;             // dk * dv
   double* content = nullptr;    // [separate + 1][dk][dv]
   double* log_decay = nullptr;  // [separate + 1], over each node's own span; the delta rule leaves it 0
@@ -70,7 +71,7 @@ struct Nodes {
   // Whether entry j holds something after `chunks` chunks.
   bool live(int j, int64_t chunks) const {
     if (j < separate) return (chunks >> j) & 1;
-    return absorbs && (separate == 0 || (chunks >> separate) != 0);  // an imported linear state is older than any chunk
+    return absorbs && (linear || (chunks >> separate) != 0);  // an imported linear state is older than any chunk
   }
   // Block of entry j in a list of kNodes ids.
   int32_t id(const int32_t* ids, int j) const {

@@ -364,6 +364,57 @@ TEST_P(Gradient, SavedAndThreads) {
   }
 }
 
+// A plain linear state of another library, at a position before the first full chunk, is read and has a gradient.
+TEST(ImportedState, IsReadBeforeTheFirstFullChunk) {
+  for (lla_mixer kind : {LLA_SCALAR_GATE, LLA_DELTA_RULE}) {
+    const Problem p = mixer(kind, false, 64);
+    Buffer outputs[2], gradients[2];
+    for (int i = 0; i < 2; ++i) {
+      const lla_dtype dtype = i ? LLA_F32 : LLA_F64;
+      const int64_t rows = 100, position = 5;
+      Context context = make_context(i ? LLA_BACKEND_CPU : LLA_BACKEND_REFERENCE);
+      Layer layer = make_layer(context, p.description);
+      State state = make_state(layer, 2), gradient_state = make_state(layer, 2, LLA_STATE_GRADIENT);
+      Tensors inputs = make_inputs(p, rows, dtype, 5), none;
+      const Part part{LLA_PART_ABSORBED, 0, {4, 5, 3}};
+      Buffer matrix = random_like(Buffer(dtype, part.dims), 3);
+      const lla_tensor t = matrix.all();
+      Runner runner(context.get(), layer.get());
+      Step step;
+      step.end = rows;
+      step.slot_out = 1;
+      step.state = state.get();
+      const auto run = [&](const lla_tensor& m) {
+        SWEEP_CALL(lla_state_import_linear(state.get(), 0, 0, position, &m, 1, &error));
+        reset(state.get(), 1);
+        runner.append(step, inputs, none);
+        return inputs[LLA_Y];
+      };
+      outputs[i] = run(t);
+      Buffer dy = random_like(inputs[LLA_Y], 8);
+      Tensors input_gradients, weight_gradients;
+      step.slot_out = 0;
+      step.gradient_state = gradient_state.get();
+      step.initial_gradient_slot = 0;
+      runner.backward(step, inputs, none, dy, input_gradients, weight_gradients);
+      gradients[i] = read_part(gradient_state.get(), 0, part, dtype);
+      // Linear in the state: <dy, y(M) - y(0)> = <dM, M>.
+      step.slot_out = 1;
+      step.gradient_state = nullptr;
+      Buffer zero(dtype, part.dims);
+      const lla_tensor z = zero.all();
+      const Buffer without = run(z);
+      double change = 0, product = 0;
+      for (size_t n = 0; n < dy.count(); ++n) change += dy.get(n) * (outputs[i].get(n) - without.get(n));
+      for (size_t n = 0; n < matrix.count(); ++n) product += gradients[i].get(n) * matrix.get(n);
+      EXPECT_GT(std::fabs(change), 0.1);
+      EXPECT_NEAR(product, change, (i ? 1e-4 : 1e-11) * std::max(1.0, std::fabs(change))) << "mixer " << kind << ", pass " << i;
+    }
+    EXPECT_LE(relative_error(outputs[1], outputs[0]), 2e-5);
+    EXPECT_LE(relative_error(gradients[1], gradients[0]), 2e-5);
+  }
+}
+
 std::vector<Problem> problems() {
   std::vector<Problem> all;
   for (int64_t grain : {4, 64})

@@ -213,7 +213,6 @@ inline Result run_step(const Kernel* forward, const Kernel* backward, Step& step
   b.state = step.memory.memory;
   b.gradient = step.gradient.memory;
   if (keep == Saved::Yes) b.saved = saved.data();
-  limits.length += 1000;  // may differ from forward's
   if (!backward) backward = find_kernel(reference_backend(), Op::MixerBackward, &b);
   run_kernel(*backward, &b, limits, reverse);
   result.slots = step.slots();
