@@ -208,7 +208,8 @@ void Walk::nodes_after(int64_t chunks, Node* nodes, uint64_t* wanted) const {
       end = chunks >> z_.separate << z_.separate;
     else if (chunks >> b & 1)
       end = chunks >> b << b;
-    if (end == 0 && !history_.node[b].content) continue;  // (an imported linear state is older than any chunk)
+    const bool imported = b == kAbsorbed && z_.levels == 0 && history_.node[b].content;  // older than any chunk
+    if (end == 0 && !imported) continue;
     const bool created = end > first_;
     nodes[b] = created ? created_by(end - 1) : history_.node[b];
     if (created || (wants_initial_ && s_.initial_gradient.node[b] >= 0)) *wanted |= uint64_t{1} << b;
