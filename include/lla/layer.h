@@ -19,11 +19,17 @@ typedef int32_t lla_layer_kind;
 /** The operator alone. Roles: Q, K, V, GATE [, WRITE] [, LAMBDA] -> Y [N, H, dv]. GATE absent = no decay (log gate 0).
  *  A value that is not finite may reach earlier rows of the same chunk and sequence, but no other sequence. */
 #define LLA_LAYER_MIXER 1
-/** Convolution, gates, λ, q/k norm, mixer, skip, gated norm. Roles: Q, K, V, GATE [, WRITE] [, LAMBDA] [, Z] -> Y [N, H*dv]. */
+/** Convolution, gates, λ, q/k norm, mixer, skip, gated norm. Roles: Q, K, V, GATE [, WRITE] [, LAMBDA] [, Z] -> Y [N, H*dv].
+ *  Weights: with a convolution CONV_Q, CONV_K, CONV_V [and their biases], with LLA_GATE_SOFTPLUS A_LOG [, DT_BIAS], with a λ form
+ *  other than READY LAMBDA [, SKIP] [, NORM]. */
 #define LLA_LAYER_CELL 2
-/** Mamba-2 block (cell and projections). Roles: X [N, hidden] -> Y [N, hidden]. */
+/** Mamba-2 block (cell and projections). Roles: X [N, hidden] -> Y [N, hidden]. Weights: IN_PROJ, CONV, DT_BIAS, A_LOG,
+ *  OUT_PROJ, with λ also LAMBDA [, IN_PROJ_BIAS] [, CONV_BIAS] [, SKIP] [, NORM] [, OUT_PROJ_BIAS]. An optional weight that is not
+ *  bound is left out of the formula (no bias, no skip, norm scale 1). */
 #define LLA_LAYER_MAMBA2 3
-/** Gated DeltaNet block (cell and projections). Roles: X [N, hidden] -> Y [N, hidden]. */
+/** Gated DeltaNet block (cell and projections). Roles: X [N, hidden] -> Y [N, hidden]. Weights: Q_PROJ, K_PROJ, V_PROJ, GATE_PROJ,
+ *  WRITE_PROJ, CONV_Q, CONV_K, CONV_V, DT_BIAS, A_LOG, OUT_PROJ, with λ also LAMBDA_PROJ and LAMBDA [, CONV_Q_BIAS, CONV_K_BIAS,
+ *  CONV_V_BIAS] [, Z_PROJ] [, NORM] [, OUT_PROJ_BIAS]. */
 #define LLA_LAYER_GATED_DELTANET 4
 /** Causal depthwise convolution. Roles: X [N, channels] -> Y [N, channels]; channels = hidden. */
 #define LLA_LAYER_CONVOLUTION 5
@@ -79,7 +85,7 @@ typedef int32_t lla_gate_form;
 
 /** Where the write strength comes from. */
 typedef int32_t lla_write_form;
-/** There is none (1). */
+/** There is none (1), and no LLA_WRITE is bound. */
 #define LLA_WRITE_NONE 0
 /** The tensor is the write strength. A mixer takes NONE (no LLA_WRITE bound) or this. */
 #define LLA_WRITE_READY 1
@@ -107,7 +113,8 @@ typedef int32_t lla_activation;
 #define LLA_ACTIVATION_NONE 1
 
 /**
- * @brief Description of a layer. Zero in a field means its default; fields that a kind does not use must be 0.
+ * @brief Description of a layer. Zero in a field means its default; fields that a kind does not use, or sets itself, must be 0
+ * (or what the kind sets).
  *
  * The two blocks set the forms of their cell themselves: scale, lambda_scale, gate_form, write_form (except
  * LLA_WRITE_TWO_SIGMOID for Gated DeltaNet), qk_norm, norm_form (except LLA_NORM_NORM_FIRST for Mamba-2)
@@ -214,8 +221,8 @@ typedef int32_t lla_pass;
 /**
  * @brief Workspace that a call needs.
  *
- * The answer never falls when a limit rises (a limit of 0 counts as the value that it stands for), so that one workspace made for the largest limits serves every
- * batch, and one made for the largest layer serves all layers one after the other.
+ * The answer never falls when a limit rises (a limit of 0 counts as the value that it stands for), so that one workspace made
+ * for the largest limits serves every batch, and one made for the largest layer serves all layers one after the other.
  * @param layer      the layer.
  * @param limits     the limits that the batch was made with.
  * @param pass       LLA_PASS_FORWARD or LLA_PASS_BACKWARD.
@@ -280,7 +287,7 @@ typedef struct lla_backward_args {
   lla_batch *batch;             /**< as for forward. With a state: planned from the positions at which the rows began. */
   lla_state *state;             /**< as for forward: holds the initial states (read only), or NULL. */
   int64_t layer_index;          /**< as for forward. */
-  const lla_binding *io;        /**< the inputs of forward. */
+  const lla_binding *io;        /**< the inputs of forward, not its outputs. */
   int64_t io_count;             /**< entries of `io`. */
   const lla_binding *weights;   /**< the weights of forward. */
   int64_t weight_count;         /**< entries of `weights`. */

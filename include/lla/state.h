@@ -295,8 +295,11 @@ typedef struct lla_image_info {
   int64_t grain;         /**< rows of a chunk. */
   int32_t format;        /**< version of the format. */
   int32_t reserved;      /**< 0. */
-  char tag[LLA_TAG_SIZE]; /**< the caller's tag. */
+  char tag[LLA_TAG_SIZE]; /**< the caller's tag, all its bytes; not NUL-ended. */
 } lla_image_info;
+
+/** Initialiser of @ref lla_image_info. */
+#define LLA_IMAGE_INFO_INIT {sizeof(lla_image_info), 0, 0, 0, 0, 0, 0, {0}}
 
 /**
  * @brief Bytes of the image of a slot as it stands; grows with the number of live nodes, not with the length. Since 0.1.
@@ -323,22 +326,24 @@ LLA_API lla_status lla_state_pack(const lla_state *state, int64_t slot, void *bu
  * @brief Second half of an export, on the host: adds the tag and the checksum. Pure function of its arguments. Since 0.1.
  * @param buffer  a packed image.
  * @param bytes   its size.
- * @param tag     LLA_TAG_SIZE bytes that name model and prompt (a hash, for instance), or NULL = zeros.
+ * @param tag     exactly LLA_TAG_SIZE readable bytes that name model and prompt (a hash, for instance), not a C string: write
+ *                `char tag[LLA_TAG_SIZE] = "..."`. NULL = zeros.
  * @param error   may be NULL.
  * @return LLA_OK; LLA_NULL_POINTER, LLA_DATA_CORRUPT (not a packed image), LLA_BUFFER_TOO_SMALL.
  */
-LLA_API lla_status lla_state_seal(void *buffer, size_t bytes, const char *tag, lla_error *error);
+LLA_API lla_status lla_state_seal(void *buffer, size_t bytes, const char tag[LLA_TAG_SIZE], lla_error *error);
 /**
  * @brief First half of an import, on the host: checks magic, format, sizes and checksum of untrusted bytes. Since 0.1.
  * @param buffer  the image, any alignment.
  * @param bytes   its size.
- * @param tag     LLA_TAG_SIZE bytes that the image must carry, or NULL = any.
+ * @param tag     exactly LLA_TAG_SIZE bytes that the image must carry, or NULL = any.
  * @param info    filled; may be NULL.
  * @param error   may be NULL.
  * @return LLA_OK; LLA_NULL_POINTER, LLA_STRUCT_VERSION; LLA_DATA_CORRUPT; LLA_STATE_INCOMPATIBLE (newer format, other byte
  *         order, other tag).
  */
-LLA_API lla_status lla_state_check(const void *buffer, size_t bytes, const char *tag, lla_image_info *info, lla_error *error);
+LLA_API lla_status lla_state_check(const void *buffer, size_t bytes, const char tag[LLA_TAG_SIZE], lla_image_info *info,
+                                   lla_error *error);
 /**
  * @brief Second half of an import: replaces what a slot holds. Checks the layers' description (not the checksum again).
  * @param state   the state; layers, grain, types and widths must equal those of the exporting state.

@@ -83,7 +83,7 @@ typedef int32_t lla_status;
 /** The caller's thread hook did not run every task. */
 #define LLA_THREADS_FAILED 72
 
-/* -- device (only backends that have one) ------------------------------------------------------------------------------------------------------ */
+/* -- device (only of backends that have one) -------------------------------------------------------------------------- */
 /** The device reported an error; later calls on it report it too. */
 #define LLA_DEVICE_ERROR 90
 /** The call cannot be captured into a graph as asked. */

@@ -30,7 +30,8 @@ LLA_API int32_t lla_version(void);
 LLA_API const char *lla_version_string(void);
 /** @brief Number of the binary interface of the loaded library. Since 0.1. @return the number in the soname. */
 LLA_API int32_t lla_abi_version(void);
-/** @brief Identity of the source that the library was built from. Since 0.1. @return a revision or "unknown", static, never NULL. */
+/** @brief Identity of the source that the library was built from. Since 0.1.
+ *  @return a revision or "unknown", static, never NULL. */
 LLA_API const char *lla_source_id(void);
 /** @brief How many facts about the build lla_build_option() knows. Since 0.1. @return the number. */
 LLA_API int64_t lla_build_option_count(void);

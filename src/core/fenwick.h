@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fenwick arithmetic on positions: levels, buckets, chunks. Integers only (spec.md section 2).
+// Fenwick arithmetic on positions: levels, buckets, chunks. Integers only (docs/mathematics.md).
 #pragma once
 
 #include <bit>

@@ -36,7 +36,7 @@ void write_rows(const DeltaHead& head, const View& view, int64_t row, int64_t ro
   }
 }
 
-// Outputs of the last, incomplete chunk when it has few queries: each query goes back through the rows (spec section 9).
+// Outputs of the last, incomplete chunk when it has few queries: each query goes back through the rows (docs/mathematics.md).
 void read_few_rows(DeltaHead* head, const ForwardScratch& scratch, int64_t index, const View& out) {
   const Simd& simd = head->simd;
   const DeltaShape& shape = head->shape;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads of nodes and their transitions (spec sections 4.3 and 8.3). Nodes that merge are summed first and advanced once:
+// Reads of nodes and their transitions (docs/mathematics.md). Nodes that merge are summed first and advanced once:
 // with Z = to_end U - gamma (w K) S, the new node is gamma S + Kt^T Z.
 #include "cpu/delta_rule_nodes.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mathematics of the delta rule inside a piece: a run of rows of one chunk that is processed with one triangular inverse.
 //
-// Long chunks are cut into pieces, whose nodes are chunk nodes of a finer grain (spec section 4.3, "Kt" form):
+// Long chunks are cut into pieces, whose nodes are chunk nodes of a finer grain (docs/mathematics.md, "Kt" form):
 //   X = (I + stril(w K K^T))^-1,  R = tril(Q K^T) X,  Kt = X^T K,  U = w V,  A = Q - R (w K).
 #pragma once
 

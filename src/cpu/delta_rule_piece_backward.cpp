@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of the delta rule inside a piece (spec section 8.3). The gate's gradient is summed interval by interval, so that
+// Gradients of the delta rule inside a piece (docs/mathematics.md). The gate's gradient is summed interval by interval, so that
 // nothing is subtracted: g_u receives every pair (t, s) with s < u <= t once.
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Log gate, write strength and λ from their raw projections, and the gradients (spec sections 5, 6 and 8.4). All in fp32.
+// Log gate, write strength and λ from their raw projections, and the gradients (docs/mathematics.md). All in fp32.
 #include <initializer_list>
 
 #include "cpu/parts.h"

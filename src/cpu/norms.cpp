@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// L2 norm of heads; skip connection, output gate and RMS norm; and the gradients (spec sections 6 and 8.4).
+// L2 norm of heads; skip connection, output gate and RMS norm; and the gradients (docs/mathematics.md).
 #include <cmath>
 #include <initializer_list>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward of the scalar gate: a task walks the chunks of one head of one sequence (spec section 4.3).
+// Forward of the scalar gate: a task walks the chunks of one head of one sequence (docs/mathematics.md).
 #include <algorithm>
 #include <cstring>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reverse mode of the scalar gate inside one chunk of one head (spec section 8.3): what its rows read of the chunk and of
+// Reverse mode of the scalar gate inside one chunk of one head (docs/mathematics.md): what its rows read of the chunk and of
 // the nodes, and what the chunk's content was made of.
 #pragma once
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Causal depthwise convolution with its history ring, and its gradients (spec section 6; rings: plugin/slot.h).
+// Causal depthwise convolution with its history ring, and its gradients (docs/mathematics.md; rings: plugin/slot.h).
 #include "reference/common.h"
 #include "reference/kernels.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Skip connection, output gate and RMS norm, and their gradients (spec section 6).
+// Skip connection, output gate and RMS norm, and their gradients (docs/mathematics.md).
 #include "reference/common.h"
 #include "reference/kernels.h"
 

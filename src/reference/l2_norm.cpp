@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// L2 norm over the last axis, times a scale, and its gradient (spec section 8.4).
+// L2 norm over the last axis, times a scale, and its gradient (docs/mathematics.md).
 #include "reference/common.h"
 #include "reference/kernels.h"
 

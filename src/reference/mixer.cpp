@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of a chunk, nodes of the past, and the fold of a full chunk (spec sections 3, 4.3 and 9).
+// Rows of a chunk, nodes of the past, and the fold of a full chunk (docs/mathematics.md).
 #include "reference/mixer.h"
 
 #include "core/fenwick.h"

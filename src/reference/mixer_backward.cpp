@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mixer backward: reverse mode through the forward's own recurrences (spec section 8). One task is one group of one
+// Mixer backward: reverse mode through the forward's own recurrences (docs/mathematics.md). One task is one group of one
 // sequence, with all its heads in order, so that the sums over a group have one fixed order.
 #include "core/fenwick.h"
 #include "reference/kernels.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mixer forward, token by token in double: one task is one head of one sequence (spec sections 3 and 9).
+// Mixer forward, token by token in double: one task is one head of one sequence (docs/mathematics.md).
 #include "core/fenwick.h"
 #include "reference/kernels.h"
 #include "reference/mixer.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work of a mixer call by the formulas of spec section 10: what any chunkwise implementation has to do, not what one happens
+// Work of a mixer call by the formulas of docs/mathematics.md: what any chunkwise implementation has to do, not what one happens
 // to do.
 #pragma once
 

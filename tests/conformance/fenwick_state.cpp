@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Composes nodes and tail rows into token-granular blocks (spec section 4.2).
+// Composes nodes and tail rows into token-granular blocks (docs/mathematics.md).
 #include "fenwick_state.h"
 
 #include <bit>
