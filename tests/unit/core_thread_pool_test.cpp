@@ -11,6 +11,19 @@
 
 using namespace core_testing;
 
+// GCC says it with a macro, Clang with a feature.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define LLA_ADDRESS_SANITIZER
+#elif __has_feature(thread_sanitizer)
+#define LLA_THREAD_SANITIZER
+#endif
+#elif defined(__SANITIZE_ADDRESS__)
+#define LLA_ADDRESS_SANITIZER
+#elif defined(__SANITIZE_THREAD__)
+#define LLA_THREAD_SANITIZER
+#endif
+
 namespace {
 
 ContextPointer pool_context(int32_t threads) {
@@ -136,7 +149,7 @@ TEST(ThreadPoolTest, AForkedChildRunsSeriallyAndReleasesWithoutWaiting) {
       context->parallel.run(5, task, &order, context->parallel.user);
       Context* inherited = context.release();
       release(inherited);
-#ifndef __SANITIZE_THREAD__                    // which lets no forked child start threads
+#ifndef LLA_THREAD_SANITIZER                    // which lets no forked child start threads
       ContextPointer fresh = pool_context(2);  // a child may have a pool of its own
       Job job(10, 2);
       job.execute(*fresh);
@@ -150,7 +163,7 @@ TEST(ThreadPoolTest, AForkedChildRunsSeriallyAndReleasesWithoutWaiting) {
   }
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need more address space than is left here
+#if !defined(LLA_ADDRESS_SANITIZER) && !defined(LLA_THREAD_SANITIZER)  // they need more address space than is left here
 TEST(ThreadPoolTest, FailureToStartIsReportedAndLeavesNothingBehind) {
   const bool ok = in_child([] {
     const rlimit limit = {size_t{1} << 30, size_t{1} << 30};
