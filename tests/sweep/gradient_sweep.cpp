@@ -207,7 +207,8 @@ class Gradient : public testing::TestWithParam<Problem> {};
 // loss = <y, dy> + <final state, dstate>, over the rows [history, rows) of a sequence whose first `history` rows are in a state.
 TEST_P(Gradient, FiniteDifferences) {
   const Problem& p = GetParam();
-  for (const auto& [history, rows] : {std::pair<int64_t, int64_t>{11, 27}, {0, 13}, {8, 12}, {14, 15}}) {
+  for (const auto& cut : {std::pair<int64_t, int64_t>{11, 27}, {0, 13}, {8, 12}, {14, 15}}) {
+    const int64_t history = cut.first, rows = cut.second;
     Context context = make_context(LLA_BACKEND_REFERENCE);
     Layer layer = make_layer(context, p.description);
     State state = make_state(layer, 3), gradient_state = make_state(layer, 3, LLA_STATE_GRADIENT);
@@ -262,7 +263,9 @@ TEST_P(Gradient, FiniteDifferences) {
     };
     for (Tensors* group : {&inputs, &weights}) {
       const bool is_weight = group == &weights;
-      for (auto& [role, buffer] : *group) {
+      for (auto& entry : *group) {
+        const lla_role role = entry.first;
+        Buffer& buffer = entry.second;
         if (role == LLA_Y) continue;
         Buffer& gradient = (is_weight ? weight_gradients : gradients)[role];
         const size_t first = is_weight ? 0 : static_cast<size_t>(history) * buffer.row_size();
