@@ -8,10 +8,11 @@
 #include <cstring>
 
 #include "lla/types.h"
+#include "plugin/host_device.h"
 
 namespace lla {
 
-inline int64_t dtype_size(int32_t dtype) {
+LLA_HOST_DEVICE inline int64_t dtype_size(int32_t dtype) {
   switch (dtype) {
     case LLA_BF16:
     case LLA_F16: return 2;
@@ -93,10 +94,10 @@ inline void store_element(void* data, int32_t dtype, int64_t i, T value) {
   }
 }
 
-inline void* offset_elements(void* data, int32_t dtype, int64_t elements) {
+LLA_HOST_DEVICE inline void* offset_elements(void* data, int32_t dtype, int64_t elements) {
   return static_cast<char*>(data) + elements * dtype_size(dtype);
 }
-inline const void* offset_elements(const void* data, int32_t dtype, int64_t elements) {
+LLA_HOST_DEVICE inline const void* offset_elements(const void* data, int32_t dtype, int64_t elements) {
   return static_cast<const char*>(data) + elements * dtype_size(dtype);
 }
 

@@ -17,8 +17,8 @@ struct View {
   bool accumulate = false;  // gradients: add instead of overwrite
   int64_t sequence_stride = 0, row_stride = 0, head_stride = 0;
 
-  bool present() const { return data != nullptr; }
-  void* at(int64_t sequence, int64_t row, int64_t head) const {
+  LLA_HOST_DEVICE bool present() const { return data != nullptr; }
+  LLA_HOST_DEVICE void* at(int64_t sequence, int64_t row, int64_t head) const {
     return offset_elements(data, dtype, sequence * sequence_stride + row * row_stride + head * head_stride);
   }
 };
@@ -30,8 +30,8 @@ struct Matrix {
   bool accumulate = false;
   int64_t row_stride = 0;
 
-  bool present() const { return data != nullptr; }
-  void* at(int64_t i, int64_t j = 0) const { return offset_elements(data, dtype, i * row_stride + j); }
+  LLA_HOST_DEVICE bool present() const { return data != nullptr; }
+  LLA_HOST_DEVICE void* at(int64_t i, int64_t j = 0) const { return offset_elements(data, dtype, i * row_stride + j); }
 };
 
 // One sequence of a planned batch. Its rows are the absolute rows row_begin ... row_begin + rows - 1 of the tensors' row axis
@@ -62,6 +62,11 @@ struct BatchView {
   int64_t total_rows = 0;             // length of the row axis
   const RowRange* slack = nullptr;    // rows of no live sequence: outputs are zeroed there (by the steps of kind Zero)
   int64_t slack_count = 0;
+  // Only device backends look at the rest. All pointers are the device's; grids are made from these upper bounds.
+  int64_t most_rows = 0;    // rows of one sequence
+  int64_t most_length = 0;  // position + rows of one sequence
+  int64_t most_nodes_to_store = 0, most_tail_to_store = 0, most_conv_to_store = 0;  // entries of one sequence
+  bool stores = true;       // false: nothing is stored, whatever the sequences say (a forward that is recomputed)
 };
 
 // Upper limits from which workspaces are sized.
@@ -80,11 +85,11 @@ struct MixerShape {
   bool absorb = false;   // levels >= L - 1 read column L - 1
   double scale = 1;      // multiplies q
 
-  int64_t group_of(int64_t head) const {
+  LLA_HOST_DEVICE int64_t group_of(int64_t head) const {
     return head_map == LLA_HEAD_MAP_CYCLIC ? head % groups : head / (heads / groups);
   }
   // Node levels that are kept apart; higher ones are summed in node kAbsorbed. Linear: 0. No absorbing: kNodeLevels.
-  int separate_levels() const {
+  LLA_HOST_DEVICE int separate_levels() const {
     if (levels == 0) return 0;
     if (!absorb) return kNodeLevels;
     int log2_grain = 0;
@@ -93,7 +98,7 @@ struct MixerShape {
     return apart < 0 ? 0 : apart > kNodeLevels ? kNodeLevels : static_cast<int>(apart);
   }
   // Column of λ for a level.
-  int64_t column(int64_t level) const { return absorb && level > levels - 1 ? levels - 1 : level; }
+  LLA_HOST_DEVICE int64_t column(int64_t level) const { return absorb && level > levels - 1 ? levels - 1 : level; }
 };
 
 struct MixerForward {

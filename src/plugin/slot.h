@@ -25,52 +25,52 @@ constexpr int kNodeLevels = 48;           // separate node levels that a record 
 constexpr int kAbsorbed = kNodeLevels;    // index of the one node of linear layers and of absorbing ones
 constexpr int kNodes = kNodeLevels + 1;   // entries of a record
 
-inline int64_t align64(int64_t bytes) { return (bytes + 63) & ~int64_t{63}; }
+LLA_HOST_DEVICE inline int64_t align64(int64_t bytes) { return (bytes + 63) & ~int64_t{63}; }
 
 struct NodeLayout {
   int64_t heads = 0, key_dim = 0, value_dim = 0;
   int32_t dtype = LLA_F32;
 
-  int32_t decay_dtype() const { return dtype == LLA_F64 ? LLA_F64 : LLA_F32; }
-  int64_t decay_offset() const {  // within a head's span
+  LLA_HOST_DEVICE int32_t decay_dtype() const { return dtype == LLA_F64 ? LLA_F64 : LLA_F32; }
+  LLA_HOST_DEVICE int64_t decay_offset() const {  // within a head's span
     return (key_dim * value_dim * dtype_size(dtype) + 7) & ~int64_t{7};
   }
-  int64_t head_bytes() const { return align64(decay_offset() + 8); }
-  int64_t bytes() const { return heads * head_bytes(); }
+  LLA_HOST_DEVICE int64_t head_bytes() const { return align64(decay_offset() + 8); }
+  LLA_HOST_DEVICE int64_t bytes() const { return heads * head_bytes(); }
 };
 
 struct TailLayout {
   int64_t heads = 0, groups = 0, key_dim = 0, value_dim = 0, capacity = 0;
   int32_t dtype = LLA_F32;
 
-  int32_t gate_dtype() const { return dtype == LLA_F64 ? LLA_F64 : LLA_F32; }
-  int64_t k_span() const { return align64(capacity * key_dim * dtype_size(dtype)); }
-  int64_t v_span() const { return align64(capacity * value_dim * dtype_size(dtype)); }
-  int64_t gate_span() const { return align64(capacity * dtype_size(gate_dtype())); }
-  int64_t k_offset(int64_t group, int64_t ring) const { return group * k_span() + ring * key_dim * dtype_size(dtype); }
-  int64_t v_offset(int64_t head, int64_t ring) const {
+  LLA_HOST_DEVICE int32_t gate_dtype() const { return dtype == LLA_F64 ? LLA_F64 : LLA_F32; }
+  LLA_HOST_DEVICE int64_t k_span() const { return align64(capacity * key_dim * dtype_size(dtype)); }
+  LLA_HOST_DEVICE int64_t v_span() const { return align64(capacity * value_dim * dtype_size(dtype)); }
+  LLA_HOST_DEVICE int64_t gate_span() const { return align64(capacity * dtype_size(gate_dtype())); }
+  LLA_HOST_DEVICE int64_t k_offset(int64_t group, int64_t ring) const { return group * k_span() + ring * key_dim * dtype_size(dtype); }
+  LLA_HOST_DEVICE int64_t v_offset(int64_t head, int64_t ring) const {
     return groups * k_span() + head * v_span() + ring * value_dim * dtype_size(dtype);
   }
-  int64_t gate_offset(int64_t head, int64_t ring) const {
+  LLA_HOST_DEVICE int64_t gate_offset(int64_t head, int64_t ring) const {
     return groups * k_span() + heads * v_span() + head * gate_span() + ring * dtype_size(gate_dtype());
   }
-  int64_t write_offset(int64_t head, int64_t ring) const { return gate_offset(heads + head, ring); }
-  int64_t bytes() const { return gate_offset(2 * heads, 0); }
+  LLA_HOST_DEVICE int64_t write_offset(int64_t head, int64_t ring) const { return gate_offset(heads + head, ring); }
+  LLA_HOST_DEVICE int64_t bytes() const { return gate_offset(2 * heads, 0); }
 };
 
 struct ConvLayout {
   int64_t channels = 0, capacity = 0;
   int32_t dtype = LLA_F32;
 
-  int64_t offset(int64_t channel, int64_t ring) const { return (channel * capacity + ring) * dtype_size(dtype); }
-  int64_t bytes() const { return align64(channels * capacity * dtype_size(dtype)); }
+  LLA_HOST_DEVICE int64_t offset(int64_t channel, int64_t ring) const { return (channel * capacity + ring) * dtype_size(dtype); }
+  LLA_HOST_DEVICE int64_t bytes() const { return align64(channels * capacity * dtype_size(dtype)); }
 };
 
 // Memory of one layer's pools. `base` null: the layer has no such block (or the call no state).
 struct Pool {
   char* base = nullptr;
   int64_t stride = 0;
-  char* block(int32_t id) const { return base + static_cast<int64_t>(id) * stride; }
+  LLA_HOST_DEVICE char* block(int32_t id) const { return base + static_cast<int64_t>(id) * stride; }
 };
 
 struct SlotMemory {
@@ -79,17 +79,17 @@ struct SlotMemory {
   ConvLayout conv_layout;
   Pool nodes, tails, convs;
 
-  char* node(int32_t id, int64_t head) const { return nodes.block(id) + head * node_layout.head_bytes(); }
-  char* node_decay(int32_t id, int64_t head) const { return node(id, head) + node_layout.decay_offset(); }
-  char* tail_k(int32_t id, int64_t group, int64_t ring) const { return tails.block(id) + tail_layout.k_offset(group, ring); }
-  char* tail_v(int32_t id, int64_t head, int64_t ring) const { return tails.block(id) + tail_layout.v_offset(head, ring); }
-  char* tail_gate(int32_t id, int64_t head, int64_t ring) const {
+  LLA_HOST_DEVICE char* node(int32_t id, int64_t head) const { return nodes.block(id) + head * node_layout.head_bytes(); }
+  LLA_HOST_DEVICE char* node_decay(int32_t id, int64_t head) const { return node(id, head) + node_layout.decay_offset(); }
+  LLA_HOST_DEVICE char* tail_k(int32_t id, int64_t group, int64_t ring) const { return tails.block(id) + tail_layout.k_offset(group, ring); }
+  LLA_HOST_DEVICE char* tail_v(int32_t id, int64_t head, int64_t ring) const { return tails.block(id) + tail_layout.v_offset(head, ring); }
+  LLA_HOST_DEVICE char* tail_gate(int32_t id, int64_t head, int64_t ring) const {
     return tails.block(id) + tail_layout.gate_offset(head, ring);
   }
-  char* tail_write(int32_t id, int64_t head, int64_t ring) const {
+  LLA_HOST_DEVICE char* tail_write(int32_t id, int64_t head, int64_t ring) const {
     return tails.block(id) + tail_layout.write_offset(head, ring);
   }
-  char* conv(int32_t id, int64_t channel, int64_t ring) const { return convs.block(id) + conv_layout.offset(channel, ring); }
+  LLA_HOST_DEVICE char* conv(int32_t id, int64_t channel, int64_t ring) const { return convs.block(id) + conv_layout.offset(channel, ring); }
 };
 
 // A history at one position, by block ids. The same for all layers of a group.
@@ -103,7 +103,7 @@ struct SlotImage {
   int32_t conv_rows = 0;     // rows before `position` that the conv ring holds
   int32_t node[kNodes];      // block id of node b, -1 = zero; bit b of floor(position / C) is set where it is >= 0
 
-  SlotImage() {
+  LLA_HOST_DEVICE SlotImage() {
     for (int32_t& id : node) id = -1;
   }
 };

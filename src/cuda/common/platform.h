@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// CUDA, or its emulation on the CPU (tests/emulator), under one roof. Everything that differs between the two is here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#if defined(LLA_CUDA_EMULATED)
+#include "cuda_emulator.h"
+#else
+#include <cuda_runtime.h>
+#endif
+
+#include "lla/status.h"
+
+namespace lla::cuda {
+
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// The dynamic shared memory of the block, aligned to 1024 bytes.
+__device__ __forceinline__ char* shared_memory() {
+#if defined(LLA_CUDA_EMULATED)
+  return emulator::shared_base;
+#else
+  extern __shared__ __align__(1024) char lla_shared[];
+  return lla_shared;
+#endif
+}
+
+// exp(x) for x <= 0, -inf included. About 2 ulp.
+__device__ __forceinline__ float decay_of(float log_decay) { return expf(log_decay); }
+
+// Kernels walk over their tasks with a stride of gridDim.x, so that a grid may be smaller than the number of tasks. A block
+// must not leave the loop's body with shared memory still being read: end it with __syncthreads().
+constexpr int64_t kMostBlocks = int64_t{1} << 30;
+
+// Puts a kernel on a stream. No tasks: nothing happens. Returns an lla_status.
+template <class... Parameters>
+int32_t launch(void (*kernel)(Parameters...), int64_t tasks, int threads, size_t shared_bytes, void* stream,
+               const Parameters&... arguments) {
+  if (tasks <= 0) return LLA_OK;
+  const unsigned blocks = static_cast<unsigned>(tasks < kMostBlocks ? tasks : kMostBlocks);
+#if defined(LLA_CUDA_EMULATED)
+  (void)stream;
+  if (shared_bytes > emulator::kSharedBytes) return LLA_INTERNAL;
+  emulator::run_kernel({blocks, 1, 1}, {static_cast<unsigned>(threads), 1, 1}, [&] { kernel(arguments...); });
+  return LLA_OK;
+#else
+  if (shared_bytes > 48 * 1024 &&
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)) != cudaSuccess)
+    return LLA_DEVICE_ERROR;
+  kernel<<<blocks, threads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(arguments...);
+  return cudaGetLastError() == cudaSuccess ? LLA_OK : LLA_DEVICE_ERROR;
+#endif
+}
+
+// Brings a kernel onto the current device now instead of at its first launch.
+template <class... Parameters>
+int32_t load_kernel(void (*kernel)(Parameters...)) {
+#if defined(LLA_CUDA_EMULATED)
+  (void)kernel;
+  return LLA_OK;
+#else
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess ? LLA_OK : LLA_DEVICE_ERROR;
+#endif
+}
+
+}  // namespace lla::cuda
