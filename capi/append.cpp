@@ -11,14 +11,18 @@ namespace {
 // Memory of the context for the duration of a call.
 class Loan {
  public:
-  explicit Loan(const Context* context) : context_(context) {}
+  // `device`: of the backend's memory, else the host's.
+  Loan(const Context* context, bool device) : context_(context), device_(device) {}
   Loan(const Loan&) = delete;
   Loan& operator=(const Loan&) = delete;
   ~Loan() {
-    if (memory_) context_->release(memory_, bytes_);
+    if (device_)
+      release_memory(*context_, memory_, bytes_);
+    else
+      context_->release(memory_, bytes_);
   }
   bool take(size_t bytes) noexcept {
-    memory_ = context_->allocate(bytes);
+    memory_ = device_ ? allocate_memory(*context_, bytes) : context_->allocate(bytes);
     bytes_ = bytes;
     return memory_ != nullptr;
   }
@@ -27,6 +31,7 @@ class Loan {
 
  private:
   const Context* context_;
+  bool device_;
   void* memory_ = nullptr;
   size_t bytes_ = 0;
 };
@@ -58,7 +63,7 @@ lla_status count_rows(const Layer& layer, const lla_binding* io, int64_t io_coun
 }  // namespace
 
 lla_status lla_append(const lla_layer* layer, lla_state* state, int64_t slot, const lla_binding* io, int64_t io_count,
-                      const lla_binding* weights, int64_t weight_count, lla_error* error) {
+                      const lla_binding* weights, int64_t weight_count, void* stream, lla_error* error) {
   LLA_REQUIRE(layer);
   LLA_REQUIRE(state);
   LLA_REQUIRE(io);
@@ -80,21 +85,25 @@ lla_status lla_append(const lla_layer* layer, lla_state* state, int64_t slot, co
   wanted.max_length = handle.state->plan().max_length;
   Limits limits;
   LLA_TRY(read_limits(wanted, &limits, error));
-  size_t batch_bytes = 0, workspace_bytes = 0;
-  LLA_TRY(batch_size(limits, &batch_bytes, error));
+  LLA_ON_DEVICE(known.context, stream);
+  size_t batch_bytes = 0, device_bytes = 0, workspace_bytes = 0;
+  LLA_TRY(batch_size(limits, known.context->device != nullptr, &batch_bytes, error));
+  LLA_TRY(batch_device_size(*known.context, limits, &device_bytes, error));
   LLA_TRY(measure_program(known, limits, LLA_PASS_FORWARD, &workspace_bytes, error));
-  Loan batch_memory(known.context), workspace(known.context);
-  if (!batch_memory.take(batch_bytes) || !workspace.take(workspace_bytes))
+  Loan batch_memory(known.context, false), device_memory(known.context, true), workspace(known.context, true);
+  if (!batch_memory.take(batch_bytes) || (device_bytes > 0 && !device_memory.take(device_bytes)) ||
+      !workspace.take(workspace_bytes))
     return fail(error, LLA_OUT_OF_MEMORY, "%s: no memory for batch and workspace", __func__);
 
   Batch* batch = nullptr;
   LLA_TRY(init_batch(known.context, limits, batch_memory.memory(), batch_bytes, &batch, error));
+  if (device_bytes > 0) LLA_TRY(bind_device_memory(batch, device_memory.memory(), device_bytes, error));
   lla_rows rows = LLA_ROWS_INIT;
   rows.sequences = 1;
   rows.rows_per_sequence = count;
   rows.total_rows = count;
   rows.slot_in = {&slot, LLA_I64, LLA_HOST};
-  LLA_TRY(plan_batch(batch, handle.state, rows, nullptr, error));
+  LLA_TRY(plan_batch(batch, handle.state, rows, nullptr, stream, error));
 
   lla_forward_args arguments = LLA_FORWARD_ARGS_INIT;
   arguments.batch = wrap(batch);
@@ -105,10 +114,12 @@ lla_status lla_append(const lla_layer* layer, lla_state* state, int64_t slot, co
   arguments.weight_count = weight_count;
   arguments.workspace = workspace.memory();
   arguments.workspace_bytes = workspace_bytes;
-  Program* program = nullptr;
-  lla_status status = prepare_forward(known, arguments, batch, handle.state, &program, error);
-  if (status == LLA_OK) status = run_program(*known.context, program, error);
-  if (status == LLA_OK) status = commit_batch(handle.state, batch, {nullptr, 0, 0}, error);
+  arguments.stream = stream;
+  lla_status status = run_forward(known, arguments, batch, handle.state, error);
+  if (status == LLA_OK) status = commit_batch(handle.state, batch, {nullptr, 0, 0}, stream, error);
+  // The memory goes back at the end of the call, so the work must have finished.
+  const lla_status waited = wait_for(*known.context, stream, status == LLA_OK ? error : nullptr);
+  if (status == LLA_OK) status = waited;
   if (status != LLA_OK) discard_batch(batch);
   return status;
 }

@@ -19,7 +19,7 @@ lla_status lla_batch_size(const lla_context* context, const lla_batch_limits* li
   Limits plain;
   LLA_TRY(read_limits(known, &plain, error));
   size_t size = 0;
-  LLA_TRY(batch_size(plain, &size, error));
+  LLA_TRY(batch_size(plain, unwrap(context)->device != nullptr, &size, error));
   *bytes = size;
   if (alignment) *alignment = static_cast<size_t>(kAlignment);
   return LLA_OK;
@@ -41,6 +41,28 @@ lla_status lla_batch_init(lla_context* context, const lla_batch_limits* limits, 
   return LLA_OK;
 }
 
+lla_status lla_batch_device_size(const lla_context* context, const lla_batch_limits* limits, size_t* bytes, size_t* alignment,
+                                 lla_error* error) {
+  LLA_REQUIRE(context);
+  LLA_REQUIRE(limits);
+  LLA_REQUIRE(bytes);
+  lla_batch_limits known;
+  LLA_TRY(read_struct(limits, __func__, "limits", &known, error));
+  Limits plain;
+  LLA_TRY(read_limits(known, &plain, error));
+  LLA_TRY(batch_device_size(*unwrap(context), plain, bytes, error));
+  if (alignment) *alignment = static_cast<size_t>(kAlignment);
+  return LLA_OK;
+}
+
+lla_status lla_batch_bind_device(lla_batch* batch, void* memory, size_t bytes, lla_error* error) {
+  LLA_REQUIRE(batch);
+  LLA_TRY(check_batch_handle(batch, __func__, "batch", error));
+  if (!unwrap(batch)->context->device) return LLA_OK;
+  LLA_REQUIRE(memory);
+  return bind_device_memory(unwrap(batch), memory, bytes, error);
+}
+
 lla_status lla_batch_plan(lla_batch* batch, lla_state* state, const lla_rows* rows, void* stream, lla_error* error) {
   LLA_REQUIRE(batch);
   LLA_TRY(check_batch_handle(batch, __func__, "batch", error));
@@ -48,7 +70,7 @@ lla_status lla_batch_plan(lla_batch* batch, lla_state* state, const lla_rows* ro
   Batch* known_batch = unwrap(batch);
   discard_batch(known_batch);
   LLA_REQUIRE(rows);
-  LLA_TRY(check_stream(stream, __func__, error));
+  LLA_ON_DEVICE(known_batch->context, stream);
   lla_rows known;
   LLA_TRY(read_struct(rows, __func__, "rows", &known, error));
   State* planned = nullptr;
@@ -62,7 +84,7 @@ lla_status lla_batch_plan(lla_batch* batch, lla_state* state, const lla_rows* ro
         check_context(unwrap(known.gradient_state)->context, known_batch->context, __func__, "rows->gradient_state", error));
     gradients = unwrap(known.gradient_state)->state;
   }
-  return plan_batch(known_batch, planned, known, gradients, error);
+  return plan_batch(known_batch, planned, known, gradients, stream, error);
 }
 
 void lla_batch_discard(lla_batch* batch) {

@@ -101,6 +101,7 @@ lla_status lla_context_query(const lla_context* context, lla_context_key key, vo
     case LLA_CONTEXT_FALLBACK_REASON:
       return answer_text(known.fallback_reason, value, size, __func__, error);
     case LLA_CONTEXT_DEVICE_NAME: {
+      if (known.device) return answer_text(known.device_name, value, size, __func__, error);
       char name[kCpuNameBytes];
       read_cpu_name(name);
       return answer_text(name, value, size, __func__, error);
@@ -111,21 +112,8 @@ lla_status lla_context_query(const lla_context* context, lla_context_key key, vo
 }
 
 lla_status lla_backend_available(lla_backend backend, char* reason, size_t capacity) {
-  const char* text = "";
-  lla_status status = LLA_OK;
-  switch (backend) {
-    case LLA_BACKEND_AUTO:
-    case LLA_BACKEND_CPU:
-    case LLA_BACKEND_REFERENCE:
-      break;
-    case LLA_BACKEND_CUDA:
-      status = LLA_BACKEND_MISSING;
-      text = "the CUDA plugin is not installed";
-      break;
-    default:
-      status = LLA_INVALID_ARGUMENT;
-      text = "there is no backend of this number";
-  }
+  char text[200] = "";
+  const lla_status status = backend_available(backend, text, sizeof text);
   if (reason && capacity > 0) {
     const size_t length = std::strlen(text) < capacity ? std::strlen(text) : capacity - 1;
     std::memcpy(reason, text, length);

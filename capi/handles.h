@@ -76,9 +76,9 @@ inline lla_status check_context(const Context* one, const Context* other, const 
   return LLA_OK;
 }
 
-// The backends of this library run on the CPU, which has no streams.
-inline lla_status check_stream(const void* stream, const char* function, lla_error* error) noexcept {
-  if (stream) return fail(error, LLA_INVALID_ARGUMENT, "%s: stream must be NULL on the CPU", function);
+// A backend on the CPU has no streams.
+inline lla_status check_stream(const Context* context, const void* stream, const char* function, lla_error* error) noexcept {
+  if (stream && !context->device) return fail(error, LLA_INVALID_ARGUMENT, "%s: stream must be NULL on the CPU", function);
   return LLA_OK;
 }
 
@@ -103,3 +103,9 @@ inline lla_status check_layer_index(int64_t layers, int64_t index, const char* f
   do {                                                                             \
     if (!(argument)) return ::lla::capi::null_pointer(error, __func__, #argument); \
   } while (0)
+
+// Refuses a stream where there is none, and makes the context's device the current one until the entry returns.
+#define LLA_ON_DEVICE(context, stream)                                            \
+  LLA_TRY(::lla::capi::check_stream((context), (stream), __func__, error));       \
+  const ::lla::DeviceScope lla_device_scope_(context);                            \
+  LLA_TRY(lla_device_scope_.check(error))

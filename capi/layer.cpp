@@ -46,30 +46,36 @@ lla_status check_call(const Layer& layer, const Arguments& arguments, const char
   LLA_TRY(check_array(arguments.weights, arguments.weight_count, function, "arguments->weights", "arguments->weight_count",
                       error));
   if (!arguments.workspace) return null_pointer(error, function, "arguments->workspace");
-  return check_stream(arguments.stream, function, error);
+  return check_stream(layer.context, arguments.stream, function, error);
 }
 
-lla_status make_forward(const lla_layer* layer, const lla_forward_args* arguments, const char* function, Program** program,
-                        lla_error* error) noexcept {
-  lla_forward_args known;
-  LLA_TRY(read_struct(arguments, function, "arguments", &known, error));
+// A call whose handles are checked.
+template <class Arguments>
+struct Call {
+  Arguments arguments;
   Batch* batch = nullptr;
   State* state = nullptr;
-  LLA_TRY(check_call(*unwrap(layer), known, function, &batch, &state, error));
-  return prepare_forward(*unwrap(layer), known, batch, state, program, error);
+};
+
+lla_status read_call(const lla_layer* layer, const lla_forward_args* given, const char* function, Call<lla_forward_args>* call,
+                     lla_error* error) noexcept {
+  LLA_TRY(read_struct(given, function, "arguments", &call->arguments, error));
+  return check_call(*unwrap(layer), call->arguments, function, &call->batch, &call->state, error);
 }
 
-lla_status make_backward(const lla_layer* layer, const lla_backward_args* arguments, const char* function, Program** program,
-                         lla_error* error) noexcept {
-  lla_backward_args known;
-  LLA_TRY(read_struct(arguments, function, "arguments", &known, error));
-  Batch* batch = nullptr;
-  State* state = nullptr;
-  LLA_TRY(check_call(*unwrap(layer), known, function, &batch, &state, error));
+lla_status read_call(const lla_layer* layer, const lla_backward_args* given, const char* function,
+                     Call<lla_backward_args>* call, lla_error* error) noexcept {
+  LLA_TRY(read_struct(given, function, "arguments", &call->arguments, error));
+  const lla_backward_args& known = call->arguments;
+  LLA_TRY(check_call(*unwrap(layer), known, function, &call->batch, &call->state, error));
   LLA_TRY(check_array(known.outputs, known.output_count, function, "arguments->outputs", "arguments->output_count", error));
-  LLA_TRY(check_array(known.gradients, known.gradient_count, function, "arguments->gradients", "arguments->gradient_count",
-                      error));
-  return prepare_backward(*unwrap(layer), known, batch, state, program, error);
+  return check_array(known.gradients, known.gradient_count, function, "arguments->gradients", "arguments->gradient_count",
+                     error);
+}
+
+lla_status check_has_tasks(const Context& context, const char* function, lla_error* error) noexcept {
+  if (context.device) return fail(error, LLA_UNSUPPORTED, "%s: a device runs no tasks of the caller", function);
+  return LLA_OK;
 }
 
 }  // namespace
@@ -177,17 +183,19 @@ lla_status lla_layer_saved_size(const lla_layer* layer, const lla_batch_limits* 
 lla_status lla_layer_forward(const lla_layer* layer, const lla_forward_args* arguments, lla_error* error) {
   LLA_REQUIRE(layer);
   LLA_REQUIRE(arguments);
-  Program* program = nullptr;
-  LLA_TRY(make_forward(layer, arguments, __func__, &program, error));
-  return run_program(*unwrap(layer)->context, program, error);
+  Call<lla_forward_args> call;
+  LLA_TRY(read_call(layer, arguments, __func__, &call, error));
+  LLA_ON_DEVICE(unwrap(layer)->context, call.arguments.stream);
+  return run_forward(*unwrap(layer), call.arguments, call.batch, call.state, error);
 }
 
 lla_status lla_layer_backward(const lla_layer* layer, const lla_backward_args* arguments, lla_error* error) {
   LLA_REQUIRE(layer);
   LLA_REQUIRE(arguments);
-  Program* program = nullptr;
-  LLA_TRY(make_backward(layer, arguments, __func__, &program, error));
-  return run_program(*unwrap(layer)->context, program, error);
+  Call<lla_backward_args> call;
+  LLA_TRY(read_call(layer, arguments, __func__, &call, error));
+  LLA_ON_DEVICE(unwrap(layer)->context, call.arguments.stream);
+  return run_backward(*unwrap(layer), call.arguments, call.batch, call.state, error);
 }
 
 lla_status lla_layer_forward_tasks(const lla_layer* layer, const lla_forward_args* arguments, lla_tasks** tasks,
@@ -195,8 +203,11 @@ lla_status lla_layer_forward_tasks(const lla_layer* layer, const lla_forward_arg
   LLA_REQUIRE(layer);
   LLA_REQUIRE(arguments);
   LLA_REQUIRE(tasks);
+  LLA_TRY(check_has_tasks(*unwrap(layer)->context, __func__, error));
+  Call<lla_forward_args> call;
+  LLA_TRY(read_call(layer, arguments, __func__, &call, error));
   Program* program = nullptr;
-  LLA_TRY(make_forward(layer, arguments, __func__, &program, error));
+  LLA_TRY(prepare_forward(*unwrap(layer), call.arguments, call.batch, call.state, &program, error));
   *tasks = wrap(program);
   return LLA_OK;
 }
@@ -206,8 +217,11 @@ lla_status lla_layer_backward_tasks(const lla_layer* layer, const lla_backward_a
   LLA_REQUIRE(layer);
   LLA_REQUIRE(arguments);
   LLA_REQUIRE(tasks);
+  LLA_TRY(check_has_tasks(*unwrap(layer)->context, __func__, error));
+  Call<lla_backward_args> call;
+  LLA_TRY(read_call(layer, arguments, __func__, &call, error));
   Program* program = nullptr;
-  LLA_TRY(make_backward(layer, arguments, __func__, &program, error));
+  LLA_TRY(prepare_backward(*unwrap(layer), call.arguments, call.batch, call.state, &program, error));
   *tasks = wrap(program);
   return LLA_OK;
 }

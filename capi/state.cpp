@@ -60,7 +60,10 @@ size_t handle_bytes(int64_t layer_count) noexcept {
 }
 
 void destroy(StateHandle* handle) noexcept {
-  handle->state->destroy();
+  {
+    const DeviceScope scope(handle->context);
+    handle->state->destroy();
+  }
   for (int64_t i = 0; i < handle->layer_count; ++i) release(handle->layers[i]);
   Context* context = handle->context;
   const size_t bytes = handle_bytes(handle->layer_count);
@@ -112,6 +115,7 @@ lla_status lla_state_create(lla_layer* const* layers, int64_t layer_count, const
       return fail(error, LLA_NULL_POINTER, "%s: memory[%lld].base is NULL", __func__, static_cast<long long>(i));
   }
   Context* context = group.context();
+  LLA_ON_DEVICE(context, nullptr);
   void* bytes = context->allocate(handle_bytes(layer_count));
   if (!bytes) return fail(error, LLA_OUT_OF_MEMORY, "%s: no memory for the state", __func__);
   State* created = nullptr;
@@ -149,8 +153,8 @@ lla_status lla_state_commit(lla_state* state, lla_batch* batch, lla_index accept
   LLA_REQUIRE(batch);
   LLA_TRY(check_batch_handle(batch, __func__, "batch", error));
   if (accepted.data) LLA_TRY(check_index(accepted, "accepted", error));
-  LLA_TRY(check_stream(stream, __func__, error));
-  return commit_batch(unwrap(state)->state, unwrap(batch), accepted, error);
+  LLA_ON_DEVICE(unwrap(state)->context, stream);
+  return commit_batch(unwrap(state)->state, unwrap(batch), accepted, stream, error);
 }
 
 lla_status lla_state_settle(lla_state* state, lla_batch* batch, lla_index accepted, int64_t* released, lla_error* error) {
@@ -161,27 +165,32 @@ lla_status lla_state_settle(lla_state* state, lla_batch* batch, lla_index accept
   return settle_batch(unwrap(state)->state, unwrap(batch), accepted, released, error);
 }
 
-lla_status lla_state_reset(lla_state* state, lla_index slots, int64_t count, lla_index positions, lla_error* error) {
+lla_status lla_state_reset(lla_state* state, lla_index slots, int64_t count, lla_index positions, void* stream,
+                           lla_error* error) {
   LLA_REQUIRE(state);
   if (slots.data) LLA_TRY(check_index(slots, "slots", error));
   if (slots.data && count < 0) return negative_count(error, __func__, "count", count);
   if (positions.data) LLA_TRY(check_index(positions, "positions", error));
+  LLA_ON_DEVICE(unwrap(state)->context, stream);
   return unwrap(state)->state->reset(slots, count, positions, error);
 }
 
-lla_status lla_state_fork(lla_state* state, lla_index sources, lla_index targets, int64_t count, lla_error* error) {
+lla_status lla_state_fork(lla_state* state, lla_index sources, lla_index targets, int64_t count, void* stream,
+                          lla_error* error) {
   LLA_REQUIRE(state);
   LLA_TRY(check_array(sources.data, count, __func__, "sources.data", "count", error));
   LLA_TRY(check_array(targets.data, count, __func__, "targets.data", "count", error));
   if (count == 0) return LLA_OK;
   LLA_TRY(check_index(sources, "sources", error));
   LLA_TRY(check_index(targets, "targets", error));
-  return unwrap(state)->state->fork(sources, targets, count, error);
+  LLA_ON_DEVICE(unwrap(state)->context, stream);
+  return unwrap(state)->state->fork(sources, targets, count, stream, error);
 }
 
-lla_status lla_state_truncate(lla_state* state, int64_t slot, int64_t position, lla_error* error) {
+lla_status lla_state_truncate(lla_state* state, int64_t slot, int64_t position, void* stream, lla_error* error) {
   LLA_REQUIRE(state);
   LLA_TRY(check_slot(*unwrap(state)->state, slot, __func__, error));
+  LLA_ON_DEVICE(unwrap(state)->context, stream);
   return unwrap(state)->state->truncate(slot, position, error);
 }
 
@@ -208,27 +217,30 @@ lla_status lla_state_query(const lla_state* state, lla_state_key key, int64_t sl
 }
 
 lla_status lla_state_read(const lla_state* state, int64_t slot, int64_t layer_index, lla_state_part part, int64_t index,
-                          const lla_tensor* tensor, lla_error* error) {
+                          const lla_tensor* tensor, void* stream, lla_error* error) {
   LLA_REQUIRE(state);
   LLA_REQUIRE(tensor);
   LLA_TRY(check_place(*unwrap(state), slot, layer_index, __func__, error));
-  return unwrap(state)->state->read(slot, layer_index, part, index, *tensor, error);
+  LLA_ON_DEVICE(unwrap(state)->context, stream);
+  return unwrap(state)->state->read(slot, layer_index, part, index, *tensor, stream, error);
 }
 
 lla_status lla_state_write(lla_state* state, int64_t slot, int64_t layer_index, lla_state_part part, int64_t index,
-                           const lla_tensor* tensor, lla_error* error) {
+                           const lla_tensor* tensor, void* stream, lla_error* error) {
   LLA_REQUIRE(state);
   LLA_REQUIRE(tensor);
   LLA_TRY(check_place(*unwrap(state), slot, layer_index, __func__, error));
-  return unwrap(state)->state->write(slot, layer_index, part, index, *tensor, error);
+  LLA_ON_DEVICE(unwrap(state)->context, stream);
+  return unwrap(state)->state->write(slot, layer_index, part, index, *tensor, stream, error);
 }
 
 lla_status lla_state_import_linear(lla_state* state, int64_t slot, int64_t layer_index, int64_t position,
-                                   const lla_tensor* matrix, int32_t reset, lla_error* error) {
+                                   const lla_tensor* matrix, int32_t reset, void* stream, lla_error* error) {
   LLA_REQUIRE(state);
   LLA_REQUIRE(matrix);
   LLA_TRY(check_place(*unwrap(state), slot, layer_index, __func__, error));
-  return unwrap(state)->state->import_linear(slot, layer_index, position, *matrix, reset != 0, error);
+  LLA_ON_DEVICE(unwrap(state)->context, stream);
+  return unwrap(state)->state->import_linear(slot, layer_index, position, *matrix, reset != 0, stream, error);
 }
 
 lla_status lla_state_export_size(const lla_state* state, int64_t slot, size_t* bytes, lla_error* error) {
@@ -242,8 +254,8 @@ lla_status lla_state_pack(const lla_state* state, int64_t slot, void* buffer, si
   LLA_REQUIRE(state);
   LLA_REQUIRE(buffer);
   LLA_TRY(check_slot(*unwrap(state)->state, slot, __func__, error));
-  LLA_TRY(check_stream(stream, __func__, error));
-  return unwrap(state)->state->pack(slot, buffer, bytes, error);
+  LLA_ON_DEVICE(unwrap(state)->context, stream);
+  return unwrap(state)->state->pack(slot, buffer, bytes, stream, error);
 }
 
 lla_status lla_state_seal(void* buffer, size_t bytes, const char* tag, lla_error* error) {
@@ -266,6 +278,6 @@ lla_status lla_state_unpack(lla_state* state, int64_t slot, const void* buffer, 
   LLA_REQUIRE(state);
   LLA_REQUIRE(buffer);
   LLA_TRY(check_slot(*unwrap(state)->state, slot, __func__, error));
-  LLA_TRY(check_stream(stream, __func__, error));
-  return unwrap(state)->state->unpack(slot, buffer, bytes, error);
+  LLA_ON_DEVICE(unwrap(state)->context, stream);
+  return unwrap(state)->state->unpack(slot, buffer, bytes, stream, error);
 }

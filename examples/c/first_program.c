@@ -32,7 +32,7 @@ static void append(lla_layer *layer, lla_state *state, int64_t slot, int64_t fir
       lla_bind(LLA_LAMBDA, lla_tensor_of(lambda[first], LLA_F32, count, HEADS, LEVELS, -1)),
       lla_bind(LLA_Y, lla_tensor_of(y[first], LLA_F32, count, HEADS, VALUE, -1)),
   };
-  check(lla_append(layer, state, slot, io, sizeof io / sizeof io[0], NULL, 0, &error));
+  check(lla_append(layer, state, slot, io, sizeof io / sizeof io[0], NULL, 0, NULL, &error));
 }
 
 int main(void) {

@@ -129,7 +129,7 @@ int main(void) {
   append(kPrompt, PROMPT, PROMPT);
   save_and_load();
   require(same(kPrompt, kLoaded), "a slot that was saved and loaded is the same");
-  check(lla_state_fork(state, index_of(&from), index_of(&to), 1, &error));
+  check(lla_state_fork(state, index_of(&from), index_of(&to), 1, NULL, &error));
   require(same(kPrompt, kFork), "a fork is the same");
 
   append(kFork, DRAFT, ACCEPTED); /* three of five drafted tokens are wrong */
@@ -138,9 +138,9 @@ int main(void) {
   require(same(kFork, kPlain), "two accepted of five drafted = two decoded one by one");
   require(!same(kPrompt, kFork), "the slot that was forked from has not moved");
 
-  check(lla_state_truncate(state, kFork, PROMPT, &error));
+  check(lla_state_truncate(state, kFork, PROMPT, NULL, &error));
   require(same(kPrompt, kFork), "rolled back, the fork is the same as its origin");
-  require(lla_state_truncate(state, kFork, 127, NULL) == LLA_ROLLBACK_LIMIT, "behind the chunk that began at 128: refused");
+  require(lla_state_truncate(state, kFork, 127, NULL, NULL) == LLA_ROLLBACK_LIMIT, "behind the chunk that began at 128: refused");
 
   lla_state_release(state);
   lla_layer_release(layer);

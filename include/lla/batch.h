@@ -99,11 +99,32 @@ LLA_API lla_status lla_batch_size(const lla_context *context, const lla_batch_li
 LLA_API lla_status lla_batch_init(lla_context *context, const lla_batch_limits *limits, void *memory, size_t bytes,
                                   lla_batch **batch, lla_error *error);
 /**
+ * @brief Memory of the context's device that a batch needs beside its own, see lla_batch_bind_device().
+ * @param context    the context.
+ * @param limits     as given to lla_batch_size().
+ * @param bytes      receives the size; 0 on the CPU.
+ * @param alignment  receives the alignment (a power of two); may be NULL.
+ * @param error      may be NULL.
+ * @return as lla_batch_size(). Any thread. Since 0.1.
+ */
+LLA_API lla_status lla_batch_device_size(const lla_context *context, const lla_batch_limits *limits, size_t *bytes,
+                                         size_t *alignment, lla_error *error);
+/**
+ * @brief Gives a batch of a device's context its memory there. Needed once before lla_batch_plan(); the plan lies in it until
+ *        the work that was launched with it has finished. On the CPU it is allowed and does nothing.
+ * @param batch   the batch.
+ * @param memory  memory of the device; stays the caller's.
+ * @param bytes   its size.
+ * @param error   may be NULL.
+ * @return LLA_OK; LLA_NULL_POINTER, LLA_BUFFER_TOO_SMALL, LLA_MISALIGNED. Since 0.1.
+ */
+LLA_API lla_status lla_batch_bind_device(lla_batch *batch, void *memory, size_t bytes, lla_error *error);
+/**
  * @brief Plans a step: checks the rows, looks the slots up, reserves node blocks. Once per step, for all layers.
  * @param batch   the batch. If it was planned before and not committed, its reservations are given back first.
  * @param state   the state whose slots are named, or NULL: every sequence starts empty and nothing is kept.
  * @param rows    the rows; read during the call only.
- * @param stream  stream of the device; NULL on the CPU.
+ * @param stream  stream of the device, on which the plan goes there; work with it belongs on the same stream. NULL on the CPU.
  * @param error   may be NULL; names the argument and the entry.
  * @return LLA_OK; LLA_NULL_POINTER, LLA_STRUCT_VERSION, LLA_INVALID_ARGUMENT (out of a limit or range; a destination twice),
  *         LLA_WRONG_CONTEXT, LLA_STATE_INCOMPATIBLE, LLA_LEVELS_EXCEEDED (beyond max_length), LLA_POSITION_MISMATCH,

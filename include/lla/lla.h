@@ -10,6 +10,7 @@
 #include "status.h"
 #include "types.h"
 #include "context.h"
+#include "device.h"
 #include "batch.h"
 #include "layer.h"
 #include "state.h"

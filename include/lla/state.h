@@ -74,7 +74,7 @@ typedef struct lla_block_memory {
   int64_t layer_index; /**< layer of the group. */
   lla_block_kind kind; /**< LLA_BLOCK_... */
   int32_t reserved;    /**< 0. */
-  void *base;          /**< first block; stays the caller's and must outlive the state. Need not be cleared. */
+  void *base;          /**< first block, in memory of the context's device; stays the caller's and must outlive the state. Need not be cleared. */
   int64_t stride;      /**< bytes from one block to the next, >= bytes, a multiple of alignment. */
 } lla_block_memory;
 
@@ -148,10 +148,12 @@ LLA_API lla_status lla_state_settle(lla_state *state, lla_batch *batch, lla_inde
  * @param slots      [count] the slots, -1 is skipped; not given = all slots.
  * @param count      number of entries; ignored if `slots` is not given.
  * @param positions  [count] position of each, >= 0; not given = 0.
+ * @param stream     stream of the device; NULL on the CPU.
  * @param error      may be NULL.
  * @return LLA_OK; LLA_NULL_POINTER, LLA_INVALID_ARGUMENT, LLA_LEVELS_EXCEEDED. On failure nothing changes. Since 0.1.
  */
-LLA_API lla_status lla_state_reset(lla_state *state, lla_index slots, int64_t count, lla_index positions, lla_error *error);
+LLA_API lla_status lla_state_reset(lla_state *state, lla_index slots, int64_t count, lla_index positions, void *stream,
+                                   lla_error *error);
 /**
  * @brief Copies committed histories between slots: beams, snapshots, reordering. Sources and targets may overlap: all
  *        sources are read as they were before the call. What targets held is dropped. Nodes are shared, tails copied.
@@ -159,20 +161,23 @@ LLA_API lla_status lla_state_reset(lla_state *state, lla_index slots, int64_t co
  * @param sources  [count] slots to copy from.
  * @param targets  [count] slots to copy to, each at most once.
  * @param count    number of entries.
+ * @param stream   stream of the device; NULL on the CPU.
  * @param error    may be NULL.
  * @return LLA_OK; LLA_NULL_POINTER, LLA_INVALID_ARGUMENT. On failure nothing changes. Since 0.1.
  */
-LLA_API lla_status lla_state_fork(lla_state *state, lla_index sources, lla_index targets, int64_t count, lla_error *error);
+LLA_API lla_status lla_state_fork(lla_state *state, lla_index sources, lla_index targets, int64_t count, void *stream,
+                                  lla_error *error);
 /**
  * @brief Takes committed rows back, down to the start of the current chunk (the last linked fold).
  * @param state     the state.
  * @param slot      the slot.
  * @param position  the new position, <= the present one.
+ * @param stream    stream of the device; NULL on the CPU.
  * @param error     may be NULL.
  * @return LLA_OK; LLA_NULL_POINTER, LLA_INVALID_ARGUMENT; LLA_ROLLBACK_LIMIT (farther back than the tail reaches; take a
  *         snapshot for that). On failure nothing changes. Since 0.1.
  */
-LLA_API lla_status lla_state_truncate(lla_state *state, int64_t slot, int64_t position, lla_error *error);
+LLA_API lla_status lla_state_truncate(lla_state *state, int64_t slot, int64_t position, void *stream, lla_error *error);
 /** @brief Position of a slot. Since 0.1. @param state  the state. @param slot  the slot. @param length  receives it.
  *  @param error  may be NULL. @return LLA_OK; LLA_NULL_POINTER, LLA_INVALID_ARGUMENT. */
 LLA_API lla_status lla_state_length(const lla_state *state, int64_t slot, int64_t *length, lla_error *error);
@@ -244,12 +249,13 @@ typedef int32_t lla_state_part;
  * @param layer_index  the layer of the group.
  * @param part         LLA_PART_...
  * @param index        see the part.
- * @param tensor       receives it; shape as the part says, any float type and strides.
+ * @param tensor       receives it; host memory, shape as the part says, any float type and strides.
+ * @param stream       stream of the device, for which the call waits; NULL on the CPU.
  * @param error        may be NULL.
  * @return LLA_OK; LLA_NULL_POINTER, LLA_INVALID_ARGUMENT, LLA_SHAPE_MISMATCH, LLA_DTYPE_MISMATCH. Since 0.1.
  */
 LLA_API lla_status lla_state_read(const lla_state *state, int64_t slot, int64_t layer_index, lla_state_part part,
-                                  int64_t index, const lla_tensor *tensor, lla_error *error);
+                                  int64_t index, const lla_tensor *tensor, void *stream, lla_error *error);
 /**
  * @brief Overwrites a part of a slot, converting the type: states of other libraries, gradients of final states. The node
  *        must be one that the slot's position has (its bit is set); nodes that other slots share are replaced by an own
@@ -259,12 +265,13 @@ LLA_API lla_status lla_state_read(const lla_state *state, int64_t slot, int64_t 
  * @param layer_index  the layer of the group.
  * @param part         LLA_PART_...
  * @param index        see the part.
- * @param tensor       read.
+ * @param tensor       read; host memory.
+ * @param stream       stream of the device, for which the call waits; NULL on the CPU.
  * @param error        may be NULL.
  * @return as lla_state_read(); LLA_NO_BLOCKS. On failure nothing changes. Since 0.1.
  */
 LLA_API lla_status lla_state_write(lla_state *state, int64_t slot, int64_t layer_index, lla_state_part part, int64_t index,
-                                   const lla_tensor *tensor, lla_error *error);
+                                   const lla_tensor *tensor, void *stream, lla_error *error);
 /**
  * @brief Makes a slot a plain linear state at a position, as other libraries keep it: one matrix per head and no tail (its
  *        raw rows count as zero). Linear layers only; other layers of the group start empty at that position.
@@ -274,12 +281,14 @@ LLA_API lla_status lla_state_write(lla_state *state, int64_t slot, int64_t layer
  * @param position     rows that the matrix has seen.
  * @param matrix       [H, dk, dv].
  * @param reset        1 for the first layer that is imported into the slot, 0 for the others.
+ * @param stream       stream of the device, for which the call waits; NULL on the CPU.
  * @param error        may be NULL.
  * @return as lla_state_write(); LLA_UNSUPPORTED (the layer is not linear); LLA_POSITION_MISMATCH (reset is 0 and the slot
  *         stands elsewhere). Since 0.1.
  */
 LLA_API lla_status lla_state_import_linear(lla_state *state, int64_t slot, int64_t layer_index, int64_t position,
-                                           const lla_tensor *matrix, int32_t reset, lla_error *error);
+                                           const lla_tensor *matrix, int32_t reset, void *stream,
+                                           lla_error *error);
 
 /* -- export and import ------------------------------------------------------------------------------------------------ */
 
@@ -314,7 +323,7 @@ LLA_API lla_status lla_state_export_size(const lla_state *state, int64_t slot, s
  * @brief First half of an export: writes the slot's contents for all layers. The image is not valid before lla_state_seal().
  * @param state   the state.
  * @param slot    the slot.
- * @param buffer  receives the image.
+ * @param buffer  receives the image; host memory. On a device the call waits for the stream.
  * @param bytes   at least lla_state_export_size().
  * @param stream  stream of the device; NULL on the CPU.
  * @param error   may be NULL.
@@ -348,7 +357,7 @@ LLA_API lla_status lla_state_check(const void *buffer, size_t bytes, const char 
  * @brief Second half of an import: replaces what a slot holds. Checks the layers' description (not the checksum again).
  * @param state   the state; layers, grain, types and widths must equal those of the exporting state.
  * @param slot    the slot.
- * @param buffer  a checked image.
+ * @param buffer  a checked image, in host memory. On a device the call waits for the stream.
  * @param bytes   its size.
  * @param stream  stream of the device; NULL on the CPU.
  * @param error   may be NULL.

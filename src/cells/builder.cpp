@@ -40,6 +40,11 @@ const char* op_name(Op op) {
   }
 }
 
+// A program lies at the start of the workspace; on a device there is none.
+Size header_bytes(const Layer& layer) {
+  return layer.context->device ? Size(0) : Size(sizeof(Program)).aligned(kAlignment);
+}
+
 }  // namespace
 
 Builder::Builder(const Layer& l, const Limits& limits, int64_t step)
@@ -48,7 +53,7 @@ Builder::Builder(const Layer& l, const Limits& limits, int64_t step)
       measuring(true),
       backend_(*l.context->backend),
       limits_(limits),
-      used_(Size(sizeof(Program)).aligned(kAlignment)),
+      used_(header_bytes(l)),
       wanted_step_(step) {}
 
 Builder::Builder(const Layer& l, const Batch& planned, int64_t layer_index, Program* program)
@@ -59,24 +64,49 @@ Builder::Builder(const Layer& l, const Batch& planned, int64_t layer_index, Prog
       quiet_batch(planned.view),
       backend_(*l.context->backend),
       limits_(planned.limits),
+      memory_(reinterpret_cast<char*>(program)),
       program_(program),
       uniform_rows_(planned.uniform ? planned.uniform_rows : 0),
       sequences_(planned.view.count),
-      used_(Size(sizeof(Program)).aligned(kAlignment)) {
-  if (l.stateful && planned.state) state = planned.state->memory(layer_index);
-  if (l.stateful && planned.gradient_state) {
+      used_(header_bytes(l)) {
+  use_states(planned, layer_index);
+  program->limits = limits_;
+  program->threads = l.context->threads();
+}
+
+Builder::Builder(const Layer& l, const Batch& planned, int64_t layer_index, const Builder& measured, void* workspace,
+                 void* stream)
+    : layer(l),
+      d(l.description),
+      measuring(false),
+      batch(planned.device_view),
+      quiet_batch(planned.device_view),
+      backend_(*l.context->backend),
+      limits_(planned.limits),
+      memory_(static_cast<char*>(workspace)),
+      uniform_rows_(planned.uniform ? planned.uniform_rows : 0),
+      sequences_(planned.view.count),
+      used_(header_bytes(l)),
+      scratch_(static_cast<char*>(workspace) + measured.used_.value()),
+      stream_(stream) {
+  use_states(planned, layer_index);
+  quiet_batch.stores = false;
+  reserve(measured);
+}
+
+void Builder::use_states(const Batch& planned, int64_t layer_index) {
+  if (layer.stateful && planned.state) state = planned.state->memory(layer_index);
+  if (layer.stateful && planned.gradient_state) {
     gradient = planned.gradient_state->memory(layer_index);
     gradient_state = true;
   }
-  program->limits = limits_;
-  program->threads = l.context->threads();
 }
 
 char* Builder::take(Size bytes) {
   const int64_t at = used_.value();
   used_ = (used_ + bytes).aligned(kAlignment);
   if (!used_.valid()) overflow_ = true;
-  return measuring || overflow_ ? nullptr : reinterpret_cast<char*>(program_) + at;
+  return measuring || overflow_ ? nullptr : memory_ + at;
 }
 
 View Builder::rows(int64_t heads, int64_t dim, int32_t dtype) {
@@ -90,6 +120,7 @@ View Builder::rows(int64_t heads, int64_t dim, int32_t dtype) {
 }
 
 void Builder::quieten() {
+  if (layer.context->device) return;  // there the batch itself says so
   char* memory = take(Size(limits_.sequences) * Size(sizeof(Sequence)));
   if (measuring || !memory) return;
   if (!state.nodes.base && !state.tails.base && !state.convs.base) return;
@@ -133,6 +164,13 @@ void Builder::copy(const View& x, const View& y, int64_t heads, int64_t dim) {
 void Builder::not_found(Op op) {
   if (!missing_) missing_op_ = op;
   missing_ = true;
+}
+
+// Sizes and kernels were checked when the call was measured, so that only the device itself can fail here.
+void Builder::launch(Op op, const Kernel* kernel, const void* problem) {
+  if (!kernel) return not_found(op);
+  account(*kernel, problem);
+  if (launched_ == LLA_OK) launched_ = kernel->launch(problem, limits_, scratch_, stream_);
 }
 
 void Builder::account(const Kernel& kernel, const void* problem) {
@@ -185,8 +223,9 @@ lla_status Builder::finish(lla_error* error) {
     return fail(error, LLA_NOT_IMPLEMENTED, "description: backend %s has no kernel for this %s", backend_.name,
                 op_name(missing_op_));
   }
+  if (launched_ != LLA_OK) return device_status(*layer.context, launched_, "a kernel cannot be launched", error);
   if (too_many_) return fail(error, LLA_INTERNAL, "layer: more than %d steps", kMaxSteps);
-  const int64_t threads = layer.context->threads();
+  const int64_t threads = layer.context->device ? 0 : layer.context->threads();
   const Size shared_at = used_;
   const Size thread_bytes = per_thread_.aligned(kAlignment);
   const Size threads_at = shared_at + shared_.aligned(kAlignment);

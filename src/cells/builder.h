@@ -57,6 +57,8 @@ class Builder {
   Builder(const Layer& layer, const Limits& limits, int64_t step = -1);
   // Builds into `program`; the rows begin right after it.
   Builder(const Layer& layer, const Batch& batch, int64_t layer_index, Program* program);
+  // Runs on a device: every step is put on the stream as it is added. `measured` knows where the scratch begins.
+  Builder(const Layer& layer, const Batch& batch, int64_t layer_index, const Builder& measured, void* workspace, void* stream);
 
   const Layer& layer;
   const lla_layer_desc& d;  // of the layer
@@ -132,23 +134,30 @@ class Builder {
   }
   template <class P>
   void build(Op op, P& problem) {
+    if (!program_) return launch(op, find_kernel(backend_, op, &problem), &problem);
     Step* step = next_step(op, find_kernel(backend_, op, &problem), &problem);
     if (!step) return;
     ::new (static_cast<void*>(&step->problem)) P(problem);
     number_phases(step);
   }
   void not_found(Op op);
+  void launch(Op op, const Kernel* kernel, const void* problem);
   void account(const Kernel& kernel, const void* problem);
   Step* next_step(Op op, const Kernel* kernel, const void* problem);
   void number_phases(Step* step);
   char* take(Size bytes);
+  void use_states(const Batch& planned, int64_t layer_index);
 
   const Backend& backend_;
   const Limits limits_;
+  char* memory_ = nullptr;  // the workspace; null while measuring
   Program* program_ = nullptr;
   int64_t uniform_rows_ = 0;
   int64_t sequences_ = 0;  // planned
   Size used_;              // bytes from the start of the workspace
+  char* scratch_ = nullptr;  // on a device
+  void* stream_ = nullptr;
+  int32_t launched_ = LLA_OK;
   Size shared_ = 0, per_thread_ = 0;
   bool overflow_ = false, too_many_ = false;
   bool missing_ = false;

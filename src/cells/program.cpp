@@ -116,6 +116,22 @@ lla_status check_call(const Layer& layer, const Arguments& arguments, const Batc
   return LLA_OK;
 }
 
+lla_status check_forward(const Layer& layer, const lla_forward_args& arguments, const Batch& batch, const State* state,
+                         Builder* measured, CallTensors* call, lla_error* error) {
+  LLA_TRY(check_call(layer, arguments, batch, state, LLA_PASS_FORWARD, measured, error));
+  const SlotMemory* memory = state && layer.stateful ? &state->memory(arguments.layer_index) : nullptr;
+  return bind_forward(layer, batch, memory, arguments, call, error);
+}
+
+// `saved`: bytes of the buffer that forward wrote; 0: there is none.
+lla_status check_backward(const Layer& layer, const lla_backward_args& arguments, const Batch& batch, const State* state,
+                          Builder* measured, CallTensors* call, size_t* saved, lla_error* error) {
+  LLA_TRY(check_call(layer, arguments, batch, state, LLA_PASS_BACKWARD, measured, error));
+  const SlotMemory* memory = state && layer.stateful ? &state->memory(arguments.layer_index) : nullptr;
+  LLA_TRY(bind_backward(layer, batch, memory, arguments, call, error));
+  return arguments.saved ? measure_saved(layer, batch.limits, saved, error) : LLA_OK;
+}
+
 lla_status build(Builder& b, const Builder& measured, lla_pass pass, const CallTensors& call, size_t workspace_bytes,
                  lla_error* error) {
   b.reserve(measured);
@@ -188,10 +204,8 @@ lla_status measure_saved(const Layer& layer, const Limits& limits, size_t* bytes
 lla_status prepare_forward(const Layer& layer, const lla_forward_args& arguments, Batch* batch, State* state,
                            Program** program, lla_error* error) noexcept {
   Builder measured(layer, batch->limits);
-  LLA_TRY(check_call(layer, arguments, *batch, state, LLA_PASS_FORWARD, &measured, error));
   CallTensors call;
-  const SlotMemory* memory = state && layer.stateful ? &state->memory(arguments.layer_index) : nullptr;
-  LLA_TRY(bind_forward(layer, *batch, memory, arguments, &call, error));
+  LLA_TRY(check_forward(layer, arguments, *batch, state, &measured, &call, error));
   Program* placed = place_program(arguments.workspace);
   Builder b(layer, *batch, arguments.layer_index, placed);
   if (measured.saved_bytes() > 0) b.saved_out = arguments.saved;
@@ -203,18 +217,48 @@ lla_status prepare_forward(const Layer& layer, const lla_forward_args& arguments
 lla_status prepare_backward(const Layer& layer, const lla_backward_args& arguments, Batch* batch, State* state,
                             Program** program, lla_error* error) noexcept {
   Builder measured(layer, batch->limits);
-  LLA_TRY(check_call(layer, arguments, *batch, state, LLA_PASS_BACKWARD, &measured, error));
   CallTensors call;
-  const SlotMemory* memory = state && layer.stateful ? &state->memory(arguments.layer_index) : nullptr;
-  LLA_TRY(bind_backward(layer, *batch, memory, arguments, &call, error));
+  size_t saved = 0;
+  LLA_TRY(check_backward(layer, arguments, *batch, state, &measured, &call, &saved, error));
   Program* placed = place_program(arguments.workspace);
   Builder b(layer, *batch, arguments.layer_index, placed);
-  size_t saved = 0;
-  if (arguments.saved) LLA_TRY(measure_saved(layer, batch->limits, &saved, error));
   if (saved > 0) b.saved_in = arguments.saved;
   LLA_TRY(build(b, measured, LLA_PASS_BACKWARD, call, arguments.workspace_bytes, error));
   *program = placed;
   return LLA_OK;
+}
+
+lla_status run_forward(const Layer& layer, const lla_forward_args& arguments, Batch* batch, State* state,
+                       lla_error* error) noexcept {
+  if (!layer.context->device) {
+    Program* program = nullptr;
+    LLA_TRY(prepare_forward(layer, arguments, batch, state, &program, error));
+    return run_program(*layer.context, program, error);
+  }
+  Builder measured(layer, batch->limits);
+  CallTensors call;
+  LLA_TRY(check_forward(layer, arguments, *batch, state, &measured, &call, error));
+  Builder b(layer, *batch, arguments.layer_index, measured, arguments.workspace, arguments.stream);
+  if (measured.saved_bytes() > 0) b.saved_out = arguments.saved;
+  add_steps(b, LLA_PASS_FORWARD, call);
+  return b.finish(error);
+}
+
+lla_status run_backward(const Layer& layer, const lla_backward_args& arguments, Batch* batch, State* state,
+                        lla_error* error) noexcept {
+  if (!layer.context->device) {
+    Program* program = nullptr;
+    LLA_TRY(prepare_backward(layer, arguments, batch, state, &program, error));
+    return run_program(*layer.context, program, error);
+  }
+  Builder measured(layer, batch->limits);
+  CallTensors call;
+  size_t saved = 0;
+  LLA_TRY(check_backward(layer, arguments, *batch, state, &measured, &call, &saved, error));
+  Builder b(layer, *batch, arguments.layer_index, measured, arguments.workspace, arguments.stream);
+  if (saved > 0) b.saved_in = arguments.saved;
+  add_steps(b, LLA_PASS_BACKWARD, call);
+  return b.finish(error);
 }
 
 int64_t task_count(const Program& program, int64_t phase) noexcept {

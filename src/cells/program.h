@@ -60,6 +60,11 @@ lla_status prepare_forward(const Layer& layer, const lla_forward_args& arguments
                            Program** program, lla_error* error) noexcept;
 lla_status prepare_backward(const Layer& layer, const lla_backward_args& arguments, Batch* batch, State* state,
                             Program** program, lla_error* error) noexcept;
+// Check every argument, then compute: through the context's threads, or on the stream of its device.
+lla_status run_forward(const Layer& layer, const lla_forward_args& arguments, Batch* batch, State* state,
+                       lla_error* error) noexcept;
+lla_status run_backward(const Layer& layer, const lla_backward_args& arguments, Batch* batch, State* state,
+                        lla_error* error) noexcept;
 // Runs all phases through the context's threads.
 lla_status run_program(const Context& context, Program* program, lla_error* error) noexcept;
 int64_t task_count(const Program& program, int64_t phase) noexcept;

@@ -18,10 +18,10 @@ long long ll(int64_t x) { return static_cast<long long>(x); }
 // Offsets of the arrays behind the header.
 struct BatchLayout {
   int64_t nodes_capacity = 0, rows_capacity = 0;
-  int64_t sequences = 0, records = 0, nodes = 0, rows = 0, slack = 0, snapshots = 0;
+  int64_t sequences = 0, records = 0, nodes = 0, rows = 0, slack = 0, snapshots = 0, translated = 0;
   Size bytes;
 
-  explicit BatchLayout(const Limits& limits) {
+  BatchLayout(const Limits& limits, bool device) {
     // A sequence stores nodes at every border that a draft crosses, or at its last one; and at one border of each snapshot.
     const Size borders = Size(limits.sequences) * kMostDraftChunks;
     const Size nodes_count = Size(borders.valid() ? std::min(borders.value(), limits.rows) : limits.rows) + limits.snapshots;
@@ -33,6 +33,7 @@ struct BatchLayout {
     rows = place(rows_count, sizeof(RowsToStore));
     slack = place(Size(limits.sequences) + 1, sizeof(RowRange));
     snapshots = place(limits.snapshots, sizeof(SnapshotRecord));
+    translated = place(device ? limits.sequences : 0, sizeof(Sequence));
     nodes_capacity = nodes_count.value();
     rows_capacity = rows_count.value();
   }
@@ -90,8 +91,8 @@ lla_status read_limits(const lla_batch_limits& limits, Limits* out, lla_error* e
   return LLA_OK;
 }
 
-lla_status batch_size(const Limits& limits, size_t* bytes, lla_error* error) noexcept {
-  const BatchLayout layout(limits);
+lla_status batch_size(const Limits& limits, bool device, size_t* bytes, lla_error* error) noexcept {
+  const BatchLayout layout(limits, device);
   if (!layout.bytes.valid())
     return fail(error, LLA_SIZE_OVERFLOW, "limits: a batch of %lld sequences, %lld rows and %lld snapshots is too large",
                 ll(limits.sequences), ll(limits.rows), ll(limits.snapshots));
@@ -102,11 +103,12 @@ lla_status batch_size(const Limits& limits, size_t* bytes, lla_error* error) noe
 lla_status init_batch(Context* context, const Limits& limits, void* memory, size_t bytes, Batch** batch,
                       lla_error* error) noexcept {
   size_t needed = 0;
-  LLA_TRY(batch_size(limits, &needed, error));
+  const bool device = context->device != nullptr;
+  LLA_TRY(batch_size(limits, device, &needed, error));
   if (reinterpret_cast<uintptr_t>(memory) % static_cast<uintptr_t>(kAlignment) != 0)
     return fail(error, LLA_MISALIGNED, "memory is not aligned to %lld bytes", ll(kAlignment));
   if (bytes < needed) return fail(error, LLA_BUFFER_TOO_SMALL, "bytes = %zu, but the batch needs %zu", bytes, needed);
-  const BatchLayout layout(limits);
+  const BatchLayout layout(limits, device);
   char* base = static_cast<char*>(memory);
   Batch* made = ::new (memory) Batch;
   made->magic = kBatchMagic;
@@ -120,6 +122,7 @@ lla_status init_batch(Context* context, const Limits& limits, void* memory, size
   made->rows = array_at<RowsToStore>(base, layout.rows, 0);
   made->slack = array_at<RowRange>(base, layout.slack, limits.sequences + 1);
   made->snapshots = array_at<SnapshotRecord>(base, layout.snapshots, limits.snapshots);
+  if (device) made->translated = array_at<Sequence>(base, layout.translated, limits.sequences);
   *batch = made;
   return LLA_OK;
 }

@@ -34,6 +34,10 @@ struct Batch {
   RowRange* slack = nullptr;                // [limits.sequences + 1]
   struct SnapshotRecord* snapshots = nullptr;  // [limits.snapshots]
   int64_t snapshot_count = 0;
+  // On a device: the caller's memory there, the plan in it as kernels see it, and room to translate addresses.
+  char* device_memory = nullptr;
+  BatchView device_view;
+  Sequence* translated = nullptr;  // [limits.sequences]
 };
 
 constexpr uint64_t kBatchMagic = 0x686374616261'6c6cu;
@@ -43,19 +47,27 @@ constexpr int64_t kAnyLength = int64_t{1} << 62;
 
 // Fills in defaults (max_rows_per_sequence, max_length) and checks domains.
 lla_status read_limits(const lla_batch_limits& limits, Limits* out, lla_error* error) noexcept;
-lla_status batch_size(const Limits& limits, size_t* bytes, lla_error* error) noexcept;
+// `device`: of a context that computes on a device.
+lla_status batch_size(const Limits& limits, bool device, size_t* bytes, lla_error* error) noexcept;
 lla_status init_batch(Context* context, const Limits& limits, void* memory, size_t bytes, Batch** batch,
                       lla_error* error) noexcept;
+// Memory of the device that the plan needs there (0 on the CPU), and where it is.
+lla_status batch_device_size(const Context& context, const Limits& limits, size_t* bytes, lla_error* error) noexcept;
+lla_status bind_device_memory(Batch* batch, void* memory, size_t bytes, lla_error* error) noexcept;
+// Puts a finished plan into the device's memory.
+lla_status upload_plan(Batch* batch, void* stream, lla_error* error) noexcept;
 // Checks and plans. On failure the batch is Empty and the state as it was. The slots of `gradient_state` that receive
 // initial gradients take their shape now, and discard_batch does not undo that.
 // Sequences without rows store nothing: commit_batch copies a fork or a snapshot that adds no row by itself.
-lla_status plan_batch(Batch* batch, State* state, const lla_rows& rows, State* gradient_state, lla_error* error) noexcept;
+lla_status plan_batch(Batch* batch, State* state, const lla_rows& rows, State* gradient_state, void* stream,
+                      lla_error* error) noexcept;
 void discard_batch(Batch* batch) noexcept;
 // Gives fresh node blocks and reservations of a plan with a state back; returns how many blocks went back to the pool.
 int64_t release_plan(Batch* batch) noexcept;
 // Whether forward may run now: planned with this state, and no slot has moved since.
 lla_status check_batch(const Batch& batch, const State* state, lla_error* error) noexcept;
-lla_status commit_batch(State* state, Batch* batch, const lla_index& accepted, lla_error* error) noexcept;
+lla_status commit_batch(State* state, Batch* batch, const lla_index& accepted, void* stream,
+                        lla_error* error) noexcept;
 lla_status settle_batch(State* state, Batch* batch, const lla_index& accepted, int64_t* released, lla_error* error) noexcept;
 
 // Element i of an index array, whatever its type.

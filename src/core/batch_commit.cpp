@@ -58,16 +58,18 @@ SlotImage appended_image(const StatePlan& plan, const Sequence& sequence, int64_
 }
 
 // What a destination becomes, as SlotRecord::next. Without rows it is a copy of the history, which nobody has stored there.
-void prepare(State* state, const Sequence& sequence, int64_t rows, const RowPlaces& places, int64_t slot) {
+lla_status prepare(State* state, const Sequence& sequence, int64_t rows, const RowPlaces& places, int64_t slot, void* stream,
+                   lla_error* error) {
   SlotRecord& record = state->record(slot);
   if (rows > 0) {
     record.next = appended_image(state->plan(), sequence, rows, places, record.image.tail);
   } else {
     record.next = sequence.history;
     record.next.tail = record.image.tail;
-    state->copy_rows(sequence.history, record.next.tail);
+    LLA_TRY(state->copy_rows(sequence.history, record.next.tail, stream, error));
   }
   state->retain_nodes(record.next);
+  return LLA_OK;
 }
 
 int64_t replace(State* state, int64_t slot) {
@@ -96,14 +98,25 @@ void for_destinations(const Batch& batch, const lla_index& accepted, Act act) {
 
 }  // namespace
 
-lla_status commit_batch(State* state, Batch* batch, const lla_index& accepted, lla_error* error) noexcept {
+lla_status commit_batch(State* state, Batch* batch, const lla_index& accepted, void* stream,
+                        lla_error* error) noexcept {
   LLA_TRY(check_batch(*batch, state, error));
   if (!state) return fail(error, LLA_INVALID_ARGUMENT, "batch was planned without a state: there is nothing to commit");
   LLA_TRY(check_accepted(*batch, accepted, error));
   // New images first: they share nodes that the old ones still hold.
+  lla_status status = LLA_OK;
+  int64_t prepared = 0;
   for_destinations(*batch, accepted, [&](const Sequence& sequence, int64_t rows, const RowPlaces& places, int64_t slot) {
-    prepare(state, sequence, rows, places, slot);
+    if (status != LLA_OK) return;
+    status = prepare(state, sequence, rows, places, slot, stream, error);
+    prepared += status == LLA_OK;
   });
+  if (status != LLA_OK) {  // the device refused a copy: nothing is linked
+    for_destinations(*batch, accepted, [&](const Sequence&, int64_t, const RowPlaces&, int64_t slot) {
+      if (prepared-- > 0) state->release_nodes(state->record(slot).next);
+    });
+    return status;
+  }
   int64_t released = 0;
   for_destinations(*batch, accepted,
                    [&](const Sequence&, int64_t, const RowPlaces&, int64_t slot) { released += replace(state, slot); });

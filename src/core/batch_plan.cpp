@@ -21,8 +21,8 @@ long long ll(int64_t x) { return static_cast<long long>(x); }
 
 class BatchPlanner {
  public:
-  BatchPlanner(Batch* batch, State* state, const lla_rows& rows, State* gradient, lla_error* error)
-      : batch_(*batch), state_(state), rows_(rows), gradient_(gradient), error_(error) {}
+  BatchPlanner(Batch* batch, State* state, const lla_rows& rows, State* gradient, void* stream, lla_error* error)
+      : batch_(*batch), state_(state), rows_(rows), gradient_(gradient), stream_(stream), error_(error) {}
 
   lla_status run() {
     batch_.phase = BatchPhase::Empty;
@@ -33,7 +33,10 @@ class BatchPlanner {
     lla_status status = check();
     if (status == LLA_OK && state_) {
       status = plan_stores();
-      if (status == LLA_OK && gradient_) status = plan_gradients(&batch_, rows_, error_);
+      if (status == LLA_OK && gradient_) status = plan_gradients(&batch_, rows_, stream_, error_);
+    }
+    if (status == LLA_OK && batch_.context->device) status = upload_plan(&batch_, stream_, error_);
+    if (state_) {
       if (status == LLA_OK)
         reserve();
       else
@@ -76,6 +79,7 @@ class BatchPlanner {
   State* state_;
   const lla_rows& rows_;
   State* gradient_;
+  void* stream_;
   lla_error* error_;
   uint64_t stamp_ = 0;
 };
@@ -484,9 +488,10 @@ void BatchPlanner::reserve() {
   }
 }
 
-lla_status plan_batch(Batch* batch, State* state, const lla_rows& rows, State* gradient_state, lla_error* error) noexcept {
+lla_status plan_batch(Batch* batch, State* state, const lla_rows& rows, State* gradient_state, void* stream,
+                      lla_error* error) noexcept {
   discard_batch(batch);
-  return BatchPlanner(batch, state, rows, gradient_state, error).run();
+  return BatchPlanner(batch, state, rows, gradient_state, stream, error).run();
 }
 
 }  // namespace lla

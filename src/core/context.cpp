@@ -6,8 +6,11 @@
 #include <cstdlib>
 #include <cstring>
 
+#include <unistd.h>
+
 #include "core/checked.h"
 #include "core/error.h"
+#include "core/plugin_loader.h"
 #include "core/thread_pool.h"
 
 namespace lla {
@@ -78,8 +81,6 @@ lla_status check_options(const lla_context_options& options, lla_error* error) {
   }
   if (options.determinism == LLA_DETERMINISM_SPLIT_INVARIANT)
     return fail(error, LLA_UNSUPPORTED, "options->determinism: no backend offers LLA_DETERMINISM_SPLIT_INVARIANT yet");
-  if (options.backend == LLA_BACKEND_CUDA)
-    return fail(error, LLA_BACKEND_MISSING, "options->backend: cuda: the plugin is not installed");
   return LLA_OK;
 }
 
@@ -91,6 +92,28 @@ lla_status choose_isa(const lla_context_options& options, int32_t* isa, lla_erro
   *isa = options.isa == LLA_ISA_DEFAULT ? best : options.isa;
   const int32_t cap = isa_of_environment();
   if (cap != LLA_ISA_DEFAULT && has_isa(best, cap) && cap < *isa) *isa = cap;
+  return LLA_OK;
+}
+
+// The plugin, if it has a device of this number; else why not.
+lla_status find_device(int32_t number, const Plugin** plugin, char* reason, size_t capacity) {
+  LLA_TRY(cuda_plugin(plugin, reason, capacity));
+  int32_t devices = 0;
+  LLA_TRY((*plugin)->count_devices(&devices, reason, capacity));
+  if (number < devices) return LLA_OK;
+  std::snprintf(reason, capacity, "cuda: there is no device %d, only %d", static_cast<int>(number), static_cast<int>(devices));
+  return LLA_NO_DEVICE;
+}
+
+lla_status open_device(Context* context, int32_t number, char* reason, size_t capacity) {
+  const Plugin* plugin = nullptr;
+  LLA_TRY(find_device(number, &plugin, reason, capacity));
+  LLA_TRY(plugin->open_device(number, context->device_name, sizeof context->device_name, reason, capacity));
+  context->kind = LLA_BACKEND_CUDA;
+  context->backend = plugin->backend;
+  context->device = plugin;
+  context->device_number = number;
+  context->process = static_cast<int32_t>(getpid());
   return LLA_OK;
 }
 
@@ -115,10 +138,74 @@ void Context::write_log(lla_log_level level, const char* text) const noexcept {
   if (log.write && level <= log.level) log.write(level, text, log.user);
 }
 
+DeviceScope::DeviceScope(const Context* context) noexcept : context_(context) {
+  if (!context_->device) return;
+  status_ = context_->process != static_cast<int32_t>(getpid()) ? LLA_FORKED
+                                                                : context_->device->enter(context_->device_number, &previous_);
+}
+
+DeviceScope::~DeviceScope() {
+  if (context_->device && status_ == LLA_OK) context_->device->leave(previous_);
+}
+
+lla_status DeviceScope::check(lla_error* error) const noexcept {
+  if (status_ == LLA_FORKED)
+    return fail(error, status_, "context: its device belongs to the process that made it, not to a fork of it");
+  return device_status(*context_, status_, "the device cannot be used", error);
+}
+
+lla_status device_status(const Context& context, int32_t status, const char* what, lla_error* error) noexcept {
+  if (status == LLA_OK) return LLA_OK;
+  char text[120] = "";
+  context.device->describe_error(text, sizeof text);
+  return fail(error, status, "%s: %s: %s", context.device->name, what, text);
+}
+
+lla_status copy_memory(const Context& context, void* to, const void* from, int64_t bytes, void* stream,
+                       lla_error* error) noexcept {
+  if (context.device)
+    return device_status(context, context.device->copy(to, from, static_cast<size_t>(bytes), stream), "copy", error);
+  if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+  return LLA_OK;
+}
+
+lla_status clear_memory(const Context& context, void* at, int64_t bytes, void* stream, lla_error* error) noexcept {
+  if (context.device)
+    return device_status(context, context.device->clear(at, static_cast<size_t>(bytes), stream), "clear", error);
+  if (bytes > 0) std::memset(at, 0, static_cast<size_t>(bytes));
+  return LLA_OK;
+}
+
+lla_status wait_for(const Context& context, void* stream, lla_error* error) noexcept {
+  return context.device ? device_status(context, context.device->wait(stream), "wait", error) : LLA_OK;
+}
+
+void* allocate_memory(const Context& context, size_t bytes) noexcept {
+  return context.device ? context.device->allocate(bytes) : context.allocate(bytes);
+}
+
+void release_memory(const Context& context, void* memory, size_t bytes) noexcept {
+  if (!memory) return;
+  if (context.device)
+    context.device->release(memory);
+  else
+    context.release(memory, bytes);
+}
+
+lla_status backend_available(lla_backend backend, char* reason, size_t capacity) noexcept {
+  if (backend == LLA_BACKEND_CUDA) {
+    const Plugin* plugin = nullptr;
+    return find_device(0, &plugin, reason, capacity);
+  }
+  if (backend >= LLA_BACKEND_AUTO && backend <= LLA_BACKEND_REFERENCE) return LLA_OK;
+  std::snprintf(reason, capacity, "there is no backend of this number");
+  return LLA_INVALID_ARGUMENT;
+}
+
 lla_status create_context(const lla_context_options& options, Context** context, lla_error* error) noexcept {
   LLA_TRY(check_options(options, error));
   int32_t isa = LLA_ISA_DEFAULT;
-  if (options.backend != LLA_BACKEND_REFERENCE) LLA_TRY(choose_isa(options, &isa, error));
+  if (options.backend == LLA_BACKEND_AUTO || options.backend == LLA_BACKEND_CPU) LLA_TRY(choose_isa(options, &isa, error));
 
   lla_allocator allocator = {sizeof(lla_allocator), default_allocate, default_release, nullptr};
   if (options.allocator) allocator = *options.allocator;
@@ -130,12 +217,19 @@ lla_status create_context(const lla_context_options& options, Context** context,
   if (options.backend == LLA_BACKEND_REFERENCE) {
     made->kind = LLA_BACKEND_REFERENCE;
     made->backend = &reference_backend();
-  } else {
+  } else if (options.backend != LLA_BACKEND_CPU) {
+    const lla_status status = open_device(made, options.device, made->fallback_reason, sizeof made->fallback_reason);
+    if (status != LLA_OK && options.backend == LLA_BACKEND_CUDA) {
+      char reason[sizeof made->fallback_reason];
+      std::memcpy(reason, made->fallback_reason, sizeof reason);
+      destroy(made);
+      return fail(error, status, "options->backend: %s", reason);
+    }
+  }
+  if (!made->backend) {
     made->kind = LLA_BACKEND_CPU;
     made->backend = &cpu_backend(isa);
   }
-  if (options.backend == LLA_BACKEND_AUTO)
-    std::snprintf(made->fallback_reason, sizeof made->fallback_reason, "cuda: the plugin is not installed");
 
   if (options.parallel) {
     made->parallel = *options.parallel;

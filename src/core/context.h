@@ -9,6 +9,7 @@
 
 #include "lla/context.h"
 #include "plugin/backend.h"
+#include "plugin/plugin.h"
 
 namespace lla {
 
@@ -23,6 +24,10 @@ struct Context {
   lla_parallel parallel{};     // always complete; the own pool or a serial loop fill it in if the caller gave none
   lla_log log{};
   ThreadPool* pool = nullptr;  // own pool, if asked for
+  const Plugin* device = nullptr;  // null: the backend works in host memory
+  int32_t device_number = 0;
+  int32_t process = 0;             // with a device: who made the context; a forked child cannot use it
+  char device_name[128] = {};
   char fallback_reason[200] = {};
 
   // Memory of the context's allocator, 64-byte aligned; null if there is none. `bytes` 0 counts as 1.
@@ -31,6 +36,34 @@ struct Context {
   int32_t threads() const { return parallel.max_threads; }
   void write_log(lla_log_level level, const char* text) const noexcept;
 };
+
+// The context's device is the current one of this thread while a scope lives. Does nothing on the CPU.
+class DeviceScope {
+ public:
+  explicit DeviceScope(const Context* context) noexcept;
+  ~DeviceScope();
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+  // LLA_OK, LLA_FORKED or LLA_DEVICE_ERROR.
+  lla_status check(lla_error* error) const noexcept;
+
+ private:
+  const Context* context_;
+  int32_t previous_ = 0;
+  lla_status status_ = LLA_OK;
+};
+
+// Work on the memory of the backend, host or device; on a device in the order of the stream.
+lla_status copy_memory(const Context& context, void* to, const void* from, int64_t bytes, void* stream, lla_error* error) noexcept;
+lla_status clear_memory(const Context& context, void* at, int64_t bytes, void* stream, lla_error* error) noexcept;
+lla_status wait_for(const Context& context, void* stream, lla_error* error) noexcept;
+// Memory that the backend's kernels work on; null if there is none.
+void* allocate_memory(const Context& context, size_t bytes) noexcept;
+void release_memory(const Context& context, void* memory, size_t bytes) noexcept;
+// Turns what a plugin's function returned into a message.
+lla_status device_status(const Context& context, int32_t status, const char* what, lla_error* error) noexcept;
+// Whether a backend can be used here; `reason` receives why not.
+lla_status backend_available(lla_backend backend, char* reason, size_t capacity) noexcept;
 
 lla_status create_context(const lla_context_options& options, Context** context, lla_error* error) noexcept;
 void retain(Context* context) noexcept;

@@ -69,7 +69,7 @@ lla_status check_gradient_state(const State* state, const State& gradient, lla_e
   return LLA_OK;
 }
 
-lla_status plan_gradients(Batch* batch, const lla_rows& rows, lla_error* error) noexcept {
+lla_status plan_gradients(Batch* batch, const lla_rows& rows, void* stream, lla_error* error) noexcept {
   State& gradient = *batch->gradient_state;
   const StatePlan& plan = gradient.plan();
   const uint64_t stamp = gradient.new_stamp();
@@ -131,9 +131,9 @@ lla_status plan_gradients(Batch* batch, const lla_rows& rows, lla_error* error) 
     image = record.image = shaped;
     ++record.version;
     for (int32_t id : image.node) {
-      if (id >= 0) gradient.clear_node(id);
+      if (id >= 0) LLA_TRY(gradient.clear_node(id, stream, error));
     }
-    gradient.clear_rows(image.tail);
+    LLA_TRY(gradient.clear_rows(image.tail, stream, error));
   }
   return LLA_OK;
 }

@@ -113,9 +113,9 @@ lla_status State::take_pools(const lla_block_memory* memory, int64_t memory_coun
       } else {
         OwnedPool& owned = owned_[3 * i + kind];
         owned.bytes = geometry.bytes * geometry.count;
-        owned.memory = context_->allocate(static_cast<size_t>(owned.bytes));
+        owned.memory = allocate_memory(*context_, static_cast<size_t>(owned.bytes));
         if (!owned.memory)
-          return fail(error, LLA_OUT_OF_MEMORY, "no memory for %lld blocks of %lld bytes (layer %lld, kind %d)",
+          return fail(error, context_->device ? LLA_OUT_OF_DEVICE_MEMORY : LLA_OUT_OF_MEMORY, "no memory for %lld blocks of %lld bytes (layer %lld, kind %d)",
                       ll(geometry.count), ll(geometry.bytes), ll(i), static_cast<int>(kind));
         pool = {static_cast<char*>(owned.memory), geometry.bytes};
       }
@@ -129,7 +129,7 @@ lla_status State::take_pools(const lla_block_memory* memory, int64_t memory_coun
 void State::destroy() noexcept {
   Context* context = context_;
   for (int64_t i = 0; i < owned_.size(); ++i) {
-    if (owned_[i].memory) context->release(owned_[i].memory, static_cast<size_t>(owned_[i].bytes));
+    release_memory(*context, owned_[i].memory, static_cast<size_t>(owned_[i].bytes));
   }
   this->~State();
   context->release(this, sizeof(State));
@@ -207,11 +207,13 @@ int64_t State::release_nodes(const SlotImage& image) noexcept {
   return released;
 }
 
-void State::clear_node(int32_t id) noexcept {
+lla_status State::clear_node(int32_t id, void* stream, lla_error* error) noexcept {
   for (int64_t i = 0; i < plan_.layers; ++i) {
     const SlotMemory& memory = memory_[i];
-    if (memory.nodes.base) std::memset(memory.nodes.block(id), 0, static_cast<size_t>(memory.node_layout.bytes()));
+    if (memory.nodes.base)
+      LLA_TRY(clear_memory(*context_, memory.nodes.block(id), memory.node_layout.bytes(), stream, error));
   }
+  return LLA_OK;
 }
 
 // ---- slots --------------------------------------------------------------------------------------------------------------
@@ -234,21 +236,37 @@ lla_status State::check_slot(int64_t slot, const char* name, lla_error* error) c
               ll(plan_.slots));
 }
 
-void State::clear_rows(int32_t tail) noexcept {
+lla_status State::clear_rows(int32_t tail, void* stream, lla_error* error) noexcept {
   for (int64_t i = 0; i < plan_.layers; ++i) {
     const SlotMemory& memory = memory_[i];
-    if (memory.tails.base) std::memset(memory.tails.block(tail), 0, static_cast<size_t>(memory.tail_layout.bytes()));
-    if (memory.convs.base) std::memset(memory.convs.block(tail), 0, static_cast<size_t>(memory.conv_layout.bytes()));
+    if (memory.tails.base)
+      LLA_TRY(clear_memory(*context_, memory.tails.block(tail), memory.tail_layout.bytes(), stream, error));
+    if (memory.convs.base)
+      LLA_TRY(clear_memory(*context_, memory.convs.block(tail), memory.conv_layout.bytes(), stream, error));
   }
+  return LLA_OK;
 }
 
-void State::copy_rows(const SlotImage& image, int32_t to) noexcept {
+// On a device one copy of the whole block is cheaper than many of its runs.
+lla_status State::copy_rows(const SlotImage& image, int32_t to, void* stream, lla_error* error) noexcept {
+  if (image.tail == to) return LLA_OK;
   for (int64_t i = 0; i < plan_.layers; ++i) {
-    visit_rows(plan_, memory_[i], image, [&](const Pool& pool, int64_t offset, int32_t dtype, int64_t elements) {
-      std::memcpy(pool.block(to) + offset, pool.block(image.tail) + offset,
-                  static_cast<size_t>(elements * dtype_size(dtype)));
-    });
+    const SlotMemory& memory = memory_[i];
+    if (!context_->device) {
+      visit_rows(plan_, memory, image, [&](const Pool& pool, int64_t offset, int32_t dtype, int64_t elements) {
+        std::memcpy(pool.block(to) + offset, pool.block(image.tail) + offset,
+                    static_cast<size_t>(elements * dtype_size(dtype)));
+      });
+      continue;
+    }
+    if (memory.tails.base)
+      LLA_TRY(copy_memory(*context_, memory.tails.block(to), memory.tails.block(image.tail), memory.tail_layout.bytes(), stream,
+                          error));
+    if (memory.convs.base)
+      LLA_TRY(copy_memory(*context_, memory.convs.block(to), memory.convs.block(image.tail), memory.conv_layout.bytes(), stream,
+                          error));
   }
+  return LLA_OK;
 }
 
 lla_status State::reset(IndexArray slots, int64_t count, IndexArray positions, lla_error* error) noexcept {
@@ -277,7 +295,8 @@ lla_status State::reset(IndexArray slots, int64_t count, IndexArray positions, l
 
 // Tails are one block per slot, so a fork is a permutation of blocks and copies into those that nobody wants any more: a
 // target may take over the block of a source that is itself a target; every other target gets a left-over block and a copy.
-lla_status State::fork(IndexArray sources, IndexArray targets, int64_t count, lla_error* error) noexcept {
+lla_status State::fork(IndexArray sources, IndexArray targets, int64_t count, void* stream,
+                       lla_error* error) noexcept {
   const uint64_t stamp = new_stamp();
   for (int64_t i = 0; i < count; ++i) {
     if (sources[i] < 0 || sources[i] >= plan_.slots)
@@ -301,6 +320,7 @@ lla_status State::fork(IndexArray sources, IndexArray targets, int64_t count, ll
     if (source.mark == stamp && source.heir < 0) source.heir = static_cast<int32_t>(targets[i]);
   }
   int64_t spare = 0;  // the next target whose block may be left over
+  lla_status copied = LLA_OK;
   for (int64_t i = 0; i < count; ++i) {
     const SlotRecord& source = records_[sources[i]];
     SlotRecord& target = records_[targets[i]];
@@ -309,7 +329,11 @@ lla_status State::fork(IndexArray sources, IndexArray targets, int64_t count, ll
     if (source.mark == stamp && source.heir == targets[i]) continue;
     while (records_[targets[spare]].heir >= 0) ++spare;
     target.next.tail = records_[targets[spare++]].image.tail;
-    copy_rows(source.image, target.next.tail);
+    if (copied == LLA_OK) copied = copy_rows(source.image, target.next.tail, stream, error);
+  }
+  if (copied != LLA_OK) {  // only records have changed
+    for (int64_t i = 0; i < count; ++i) release_nodes(records_[targets[i]].next);
+    return copied;
   }
   for (int64_t i = 0; i < count; ++i) {
     SlotRecord& target = records_[targets[i]];

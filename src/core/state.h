@@ -136,26 +136,26 @@ class State {
     return true;
   }
   // Zeroes a node block, and a slot's tail and conv block, in all layers.
-  void clear_node(int32_t id) noexcept;
-  void clear_rows(int32_t tail) noexcept;
+  lla_status clear_node(int32_t id, void* stream, lla_error* error) noexcept;
+  lla_status clear_rows(int32_t tail, void* stream, lla_error* error) noexcept;
   // Copies the rows that `image` holds from its tail and conv block to another one, to the same places.
-  void copy_rows(const SlotImage& image, int32_t to) noexcept;
+  lla_status copy_rows(const SlotImage& image, int32_t to, void* stream, lla_error* error) noexcept;
 
   // The functions of state.h. Arrays have passed check_index().
   lla_status reset(IndexArray slots, int64_t count, IndexArray positions, lla_error* error) noexcept;
-  lla_status fork(IndexArray sources, IndexArray targets, int64_t count, lla_error* error) noexcept;
+  lla_status fork(IndexArray sources, IndexArray targets, int64_t count, void* stream, lla_error* error) noexcept;
   lla_status truncate(int64_t slot, int64_t position, lla_error* error) noexcept;
   int64_t min_length(int64_t slot) const;
   lla_status query(lla_state_key key, int64_t slot, int64_t* value, lla_error* error) const noexcept;
-  lla_status read(int64_t slot, int64_t layer, lla_state_part part, int64_t index, const lla_tensor& tensor,
+  lla_status read(int64_t slot, int64_t layer, lla_state_part part, int64_t index, const lla_tensor& tensor, void* stream,
                   lla_error* error) const noexcept;
-  lla_status write(int64_t slot, int64_t layer, lla_state_part part, int64_t index, const lla_tensor& tensor,
+  lla_status write(int64_t slot, int64_t layer, lla_state_part part, int64_t index, const lla_tensor& tensor, void* stream,
                    lla_error* error) noexcept;
   lla_status import_linear(int64_t slot, int64_t layer, int64_t position, const lla_tensor& matrix, bool reset,
-                           lla_error* error) noexcept;
+                           void* stream, lla_error* error) noexcept;
   lla_status export_size(int64_t slot, size_t* bytes, lla_error* error) const noexcept;
-  lla_status pack(int64_t slot, void* buffer, size_t bytes, lla_error* error) const noexcept;
-  lla_status unpack(int64_t slot, const void* buffer, size_t bytes, lla_error* error) noexcept;
+  lla_status pack(int64_t slot, void* buffer, size_t bytes, void* stream, lla_error* error) const noexcept;
+  lla_status unpack(int64_t slot, const void* buffer, size_t bytes, void* stream, lla_error* error) noexcept;
 
   std::atomic<int64_t> references{1};
 
@@ -167,10 +167,12 @@ class State {
   int64_t sole_nodes_locked(int64_t slot) const noexcept;
   void drop_nodes_locked(int64_t slot) noexcept;
   lla_status take_pools(const lla_block_memory* memory, int64_t memory_count, lla_error* error) noexcept;
-  // A block of node `b` that only this slot has, zeroed if there was none; -1 if the pool is exhausted.
-  int32_t own_node(SlotRecord* record, int b) noexcept;
+  // A block of node `b` that only this slot has, zeroed if there was none.
+  lla_status own_node(SlotRecord* record, int b, void* stream, int32_t* id, lla_error* error) noexcept;
+  // Fills the blocks of `image` from the contents of an exported image.
+  lla_status read_contents(const SlotImage& image, const char* at, void* stream, lla_error* error) noexcept;
   // Lets a slot hold rows from `start` on that it did not hold: they are zero in all layers.
-  void extend_back(SlotImage* image, int64_t start) noexcept;
+  lla_status extend_back(SlotImage* image, int64_t start, void* stream, lla_error* error) noexcept;
 
   Context* context_ = nullptr;
   StatePlan plan_;

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/error.h"
+#include "core/staged_layer.h"
 #include "core/state.h"
 
 namespace lla {
@@ -146,29 +147,40 @@ int node_of(lla_state_part part, int64_t index) { return part == LLA_PART_ABSORB
 
 bool is_node(lla_state_part part) { return part <= LLA_PART_ABSORBED; }
 
-}  // namespace
-
-int32_t State::own_node(SlotRecord* record, int b) noexcept {
-  const int32_t old = record->image.node[b];
-  if (old >= 0 && !node_is_shared(old)) return old;
-  const int32_t id = take_node();
-  if (id < 0) return -1;
-  if (old < 0) {
-    clear_node(id);
-  } else {
-    for (int64_t i = 0; i < plan_.layers; ++i) {
-      const SlotMemory& memory = memory_[i];
-      if (!memory.nodes.base) continue;
-      std::memcpy(memory.nodes.block(id), memory.nodes.block(old), static_cast<size_t>(memory.node_layout.bytes()));
-    }
-    release_node(old);
-  }
-  record->image.node[b] = id;
-  return id;
+// The image with block `node` (or none) as its only node, at level 0.
+SlotImage only_node(const SlotImage& image, int32_t node) {
+  SlotImage only = image;
+  for (int32_t& id : only.node) id = -1;
+  only.node[0] = node;
+  return only;
 }
 
-void State::extend_back(SlotImage* image, int64_t start) noexcept {
-  if (start >= image->start) return;
+}  // namespace
+
+lla_status State::own_node(SlotRecord* record, int b, void* stream, int32_t* id, lla_error* error) noexcept {
+  const int32_t old = record->image.node[b];
+  *id = old;
+  if (old >= 0 && !node_is_shared(old)) return LLA_OK;
+  *id = take_node();
+  if (*id < 0) return fail(error, LLA_NO_BLOCKS, "the state's %lld node blocks are all in use", ll(plan_.node_blocks));
+  lla_status status = LLA_OK;
+  if (old < 0) status = clear_node(*id, stream, error);
+  for (int64_t i = 0; old >= 0 && i < plan_.layers && status == LLA_OK; ++i) {
+    const SlotMemory& memory = memory_[i];
+    if (!memory.nodes.base) continue;
+    status = copy_memory(*context_, memory.nodes.block(*id), memory.nodes.block(old), memory.node_layout.bytes(), stream, error);
+  }
+  if (status != LLA_OK) {
+    release_node(*id);
+    return status;
+  }
+  if (old >= 0) release_node(old);
+  record->image.node[b] = *id;
+  return LLA_OK;
+}
+
+lla_status State::extend_back(SlotImage* image, int64_t start, void* stream, lla_error* error) noexcept {
+  if (start >= image->start) return LLA_OK;
   const int64_t position = image->position, old_start = image->start, old_conv = image->conv_rows;
   image->start = start;
   // A ring that does not reach back to the old start has all that the convolutions ask for.
@@ -179,16 +191,19 @@ void State::extend_back(SlotImage* image, int64_t start) noexcept {
   };
   const int64_t chunk = plan_.chunk_start(position);
   for (int64_t layer = 0; layer < plan_.layers; ++layer) {
-    const SlotMemory& memory = memory_[layer];
+    StagedLayer staged(*context_, stream);
+    LLA_TRY(staged.open(memory_[layer], *image, {false, true}, true, error));
+    const SlotMemory& memory = staged.memory();
+    const int32_t tail = staged.image().tail;
     if (memory.tails.base) {
       const TailLayout& layout = memory.tail_layout;
       for (int64_t p = std::max(chunk, start); p < old_start; ++p) {
         const int64_t ring = (image->tail_origin + p - chunk) % layout.capacity;
-        for (int64_t g = 0; g < layout.groups; ++g) clear(memory.tail_k(image->tail, g, ring), layout.dtype, layout.key_dim);
+        for (int64_t g = 0; g < layout.groups; ++g) clear(memory.tail_k(tail, g, ring), layout.dtype, layout.key_dim);
         for (int64_t h = 0; h < layout.heads; ++h) {
-          clear(memory.tail_v(image->tail, h, ring), layout.dtype, layout.value_dim);
-          clear(memory.tail_gate(image->tail, h, ring), layout.gate_dtype(), 1);
-          clear(memory.tail_write(image->tail, h, ring), layout.gate_dtype(), 1);
+          clear(memory.tail_v(tail, h, ring), layout.dtype, layout.value_dim);
+          clear(memory.tail_gate(tail, h, ring), layout.gate_dtype(), 1);
+          clear(memory.tail_write(tail, h, ring), layout.gate_dtype(), 1);
         }
       }
     }
@@ -196,14 +211,16 @@ void State::extend_back(SlotImage* image, int64_t start) noexcept {
       const ConvLayout& layout = memory.conv_layout;
       for (int64_t back = old_conv + 1; back <= image->conv_rows; ++back) {
         const int64_t ring = (image->conv_origin - back + layout.capacity) % layout.capacity;
-        for (int64_t c = 0; c < layout.channels; ++c) clear(memory.conv(image->tail, c, ring), layout.dtype, 1);
+        for (int64_t c = 0; c < layout.channels; ++c) clear(memory.conv(tail, c, ring), layout.dtype, 1);
       }
     }
+    LLA_TRY(staged.store(error));
   }
+  return LLA_OK;
 }
 
 lla_status State::read(int64_t slot, int64_t layer, lla_state_part part, int64_t index, const lla_tensor& tensor,
-                       lla_error* error) const noexcept {
+                       void* stream, lla_error* error) const noexcept {
   LLA_TRY(check_slot(slot, "slot", error));
   const LayerHistory& history = histories_[layer];
   const SlotMemory& memory = memory_[layer];
@@ -215,8 +232,11 @@ lla_status State::read(int64_t slot, int64_t layer, lla_state_part part, int64_t
   if (is_node(part) && holds_node(history, image, node_of(part, index))) node = image.node[node_of(part, index)];
   // The delta rule's nodes carry their decay already.
   if (part == LLA_PART_NODE_DECAY && history.shape.mixer == LLA_DELTA_RULE) node = -1;
+  StagedLayer staged(*context_, stream);
+  LLA_TRY(staged.open(memory, only_node(image, node), {is_node(part), !is_node(part)}, true, error));
+  const int32_t staged_node = node < 0 ? -1 : staged.image().node[0];
   visit_elements(
-      box, tensor, [&](int64_t i, int64_t j) { return locate(plan_, memory, image, box, node, i, j); },
+      box, tensor, [&](int64_t i, int64_t j) { return locate(plan_, staged.memory(), staged.image(), box, staged_node, i, j); },
       [&](int64_t element, const char* data, int64_t k) {
         store_element<double>(tensor.data, tensor.dtype, element, data ? load_element<double>(data, box.dtype, k) : 0.0);
       });
@@ -224,7 +244,7 @@ lla_status State::read(int64_t slot, int64_t layer, lla_state_part part, int64_t
 }
 
 lla_status State::write(int64_t slot, int64_t layer, lla_state_part part, int64_t index, const lla_tensor& tensor,
-                        lla_error* error) noexcept {
+                        void* stream, lla_error* error) noexcept {
   LLA_TRY(check_slot(slot, "slot", error));
   const LayerHistory& history = histories_[layer];
   const SlotMemory& memory = memory_[layer];
@@ -243,24 +263,28 @@ lla_status State::write(int64_t slot, int64_t layer, lla_state_part part, int64_
     if (b < kAbsorbed ? ((chunks >> b) & 1) == 0 : apart > 0 && (chunks >> apart) == 0)
       return fail(error, LLA_INVALID_ARGUMENT, "index = %lld: a slot at position %lld has no such node", ll(index),
                   ll(image.position));
-    node = own_node(&record, b);
-    if (node < 0) return fail(error, LLA_NO_BLOCKS, "the state's %lld node blocks are all in use", ll(plan_.node_blocks));
+    LLA_TRY(own_node(&record, b, stream, &node, error));
   } else if (box.dims[0] > 0) {
-    extend_back(&image, std::max<int64_t>(0, part == LLA_PART_CONV ? image.position - plan_.conv_reach : box.first));
+    LLA_TRY(extend_back(&image, std::max<int64_t>(0, part == LLA_PART_CONV ? image.position - plan_.conv_reach : box.first),
+                        stream, error));
     // Nobody knows the inputs before those W - 1, which earlier positions would ask for.
     if (part == LLA_PART_CONV) image.floor = image.position;
   }
+  StagedLayer staged(*context_, stream);
+  LLA_TRY(staged.open(memory, only_node(image, node), {is_node(part), !is_node(part)}, true, error));
+  const int32_t staged_node = node < 0 ? -1 : staged.image().node[0];
   visit_elements(
-      box, tensor, [&](int64_t i, int64_t j) { return locate(plan_, memory, image, box, node, i, j); },
+      box, tensor, [&](int64_t i, int64_t j) { return locate(plan_, staged.memory(), staged.image(), box, staged_node, i, j); },
       [&](int64_t element, char* data, int64_t k) {
         if (data) store_element<double>(data, box.dtype, k, load_element<double>(tensor.data, tensor.dtype, element));
       });
+  LLA_TRY(staged.store(error));
   ++record.version;
   return LLA_OK;
 }
 
 lla_status State::import_linear(int64_t slot, int64_t layer, int64_t position, const lla_tensor& matrix, bool reset,
-                                lla_error* error) noexcept {
+                                void* stream, lla_error* error) noexcept {
   LLA_TRY(check_slot(slot, "slot", error));
   const LayerHistory& history = histories_[layer];
   SlotRecord& record = records_[slot];
@@ -277,16 +301,16 @@ lla_status State::import_linear(int64_t slot, int64_t layer, int64_t position, c
     if (record.image.position != position)
       return fail(error, LLA_POSITION_MISMATCH, "position = %lld, but slot %lld stands at %lld", ll(position), ll(slot),
                   ll(record.image.position));
-    return write(slot, layer, LLA_PART_ABSORBED, 0, matrix, error);
+    return write(slot, layer, LLA_PART_ABSORBED, 0, matrix, stream, error);
   }
   int32_t node = -1;
   if (!exchange_nodes(
           1, [&](int64_t) { return slot; }, 1, [&](int64_t, int32_t id) { node = id; }))
     return fail(error, LLA_NO_BLOCKS, "the state's %lld node blocks are all in use", ll(plan_.node_blocks));
-  clear_node(node);
   record.image = empty_image(position, record.image.tail);
   record.image.node[kAbsorbed] = node;
-  return write(slot, layer, LLA_PART_ABSORBED, 0, matrix, error);
+  LLA_TRY(clear_node(node, stream, error));
+  return write(slot, layer, LLA_PART_ABSORBED, 0, matrix, stream, error);
 }
 
 }  // namespace lla

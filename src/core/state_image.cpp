@@ -6,6 +6,7 @@
 #include "core/checked.h"
 #include "core/error.h"
 #include "core/image_format.h"
+#include "core/staged_layer.h"
 #include "core/state.h"
 #include "core/state_rows.h"
 
@@ -39,6 +40,15 @@ void visit_contents(const StatePlan& plan, const LayerHistory& history, const Sl
   visit_rows(plan, memory, image, [&](const Pool& pool, int64_t offset, int32_t dtype, int64_t elements) {
     visit(pool.block(image.tail) + offset, dtype_size(dtype), elements);
   });
+}
+
+// The image with the nodes alone that mean something to the layer.
+SlotImage held_image(const LayerHistory& history, const SlotImage& image) {
+  SlotImage held = image;
+  for (int b = 0; b < kNodes; ++b) {
+    if (!holds_node(history, image, b)) held.node[b] = -1;
+  }
+  return held;
 }
 
 void describe_layer(const StatePlan& plan, const LayerHistory& history, const SlotMemory& memory, char* to) {
@@ -113,7 +123,7 @@ lla_status State::export_size(int64_t slot, size_t* bytes, lla_error* error) con
   return LLA_OK;
 }
 
-lla_status State::pack(int64_t slot, void* buffer, size_t bytes, lla_error* error) const noexcept {
+lla_status State::pack(int64_t slot, void* buffer, size_t bytes, void* stream, lla_error* error) const noexcept {
   size_t needed = 0;
   LLA_TRY(export_size(slot, &needed, error));
   if (bytes < needed) return fail(error, LLA_BUFFER_TOO_SMALL, "bytes = %zu, but the image has %zu", bytes, needed);
@@ -135,13 +145,31 @@ lla_status State::pack(int64_t slot, void* buffer, size_t bytes, lla_error* erro
   char* at = data + kHeaderBytes;
   for (int64_t i = 0; i < plan_.layers; ++i, at += kLayerBytes) describe_layer(plan_, histories_[i], memory_[i], at);
   for (int64_t i = 0; i < plan_.layers; ++i) {
-    visit_contents(plan_, histories_[i], memory_[i], image, [&](const char* memory, int64_t size, int64_t elements) {
+    StagedLayer staged(*context_, stream);
+    LLA_TRY(staged.open(memory_[i], held_image(histories_[i], image), {}, true, error));
+    visit_contents(plan_, histories_[i], staged.memory(), staged.image(), [&](const char* memory, int64_t size, int64_t elements) {
       if (memory)
         copy_elements(at, memory, size, elements);
       else
         std::memset(at, 0, static_cast<size_t>(size * elements));
       at += size * elements;
     });
+  }
+  return LLA_OK;
+}
+
+lla_status State::read_contents(const SlotImage& image, const char* at, void* stream, lla_error* error) noexcept {
+  for (const int32_t id : image.node) {
+    if (id >= 0) LLA_TRY(clear_node(id, stream, error));  // also what only some of the layers hold
+  }
+  for (int64_t i = 0; i < plan_.layers; ++i) {
+    StagedLayer staged(*context_, stream);
+    LLA_TRY(staged.open(memory_[i], held_image(histories_[i], image), {}, false, error));
+    visit_contents(plan_, histories_[i], staged.memory(), staged.image(), [&](char* memory, int64_t element, int64_t elements) {
+      if (memory) copy_elements(memory, at, element, elements);
+      at += element * elements;
+    });
+    LLA_TRY(staged.store(error));
   }
   return LLA_OK;
 }
@@ -184,7 +212,7 @@ lla_status check_image(const void* buffer, size_t bytes, const char* tag, lla_im
   return LLA_OK;
 }
 
-lla_status State::unpack(int64_t slot, const void* buffer, size_t bytes, lla_error* error) noexcept {
+lla_status State::unpack(int64_t slot, const void* buffer, size_t bytes, void* stream, lla_error* error) noexcept {
   LLA_TRY(check_slot(slot, "slot", error));
   int64_t size = 0;
   LLA_TRY(check_header(buffer, bytes, true, &size, error));
@@ -241,18 +269,13 @@ lla_status State::unpack(int64_t slot, const void* buffer, size_t bytes, lla_err
   if (!exchange_nodes(
           1, [&](int64_t) { return slot; }, std::popcount(nodes), give))
     return fail(error, LLA_NO_BLOCKS, "the state's %lld node blocks do not suffice for the image", ll(plan_.node_blocks));
-  for (const int32_t id : image.node) {
-    if (id >= 0) clear_node(id);  // also what only some of the layers hold
-  }
-  for (int64_t i = 0; i < plan_.layers; ++i) {
-    visit_contents(plan_, histories_[i], memory_[i], image, [&](char* memory, int64_t element, int64_t elements) {
-      if (memory) copy_elements(memory, at, element, elements);
-      at += element * elements;
-    });
-  }
   record.image = image;
   ++record.version;
-  return LLA_OK;
+  const lla_status status = read_contents(image, at, stream, error);
+  if (status == LLA_OK) return LLA_OK;
+  release_nodes(image);  // the device failed half-way: the slot is empty
+  record.image = empty_image(image.position, image.tail);
+  return status;
 }
 
 }  // namespace lla

@@ -83,7 +83,7 @@ static lla_status try_everything(meter *m, const lla_layer_desc *desc, int32_t t
     rig_make_layer(&r, 0, desc, layer);
     rig_fill(&r, 0, 1, 0, 70);
     status =
-        lla_append(layer, state, 0, r.layer[0].io, r.layer[0].io_count, r.layer[0].weight, r.layer[0].weight_count, &error);
+        lla_append(layer, state, 0, r.layer[0].io, r.layer[0].io_count, r.layer[0].weight, r.layer[0].weight_count, NULL, &error);
     OK(lla_state_length(state, 0, &length, &error));
     CHECK(length == (status == LLA_OK ? 70 : 0));
     OK(lla_state_query(state, LLA_STATE_FREE_NODE_BLOCKS, 0, &free_blocks, &error));
@@ -168,14 +168,14 @@ static void steps_do_not_allocate(void **unused) {
       rig_forward(&r);
       rig_commit(&r, NULL);
     }
-    OK(lla_state_fork(r.state, index64(slots), index64(others), 2, &error));
-    OK(lla_state_truncate(r.state, 0, 290, &error));
+    OK(lla_state_fork(r.state, index64(slots), index64(others), 2, NULL, &error));
+    OK(lla_state_truncate(r.state, 0, 290, NULL, &error));
     image = rig_pack(&r, 1, &bytes);
     OK(lla_state_seal(image, bytes, NULL, &error));
     OK(lla_state_check(image, bytes, NULL, NULL, &error));
     OK(lla_state_unpack(r.state, 3, image, bytes, NULL, &error));
     free(image);
-    OK(lla_state_reset(r.state, index32(narrow), 2, no_index(), &error));
+    OK(lla_state_reset(r.state, index32(narrow), 2, no_index(), NULL, &error));
     rows.slot_in = no_index();
     rig_set_rows(&training, 200);
     rig_fill(&training, 0, 1, 0, 100);
@@ -218,10 +218,10 @@ static void long_indexes_do_not_allocate(void **unused) {
     if (i % 50 == 0) rig_append(&r, i, 5, 1 + i / 50);
   }
   m.fail_at = m.count + 1;
-  OK(lla_state_fork(r.state, index32(sources), index32(targets), kSlots, &error));
+  OK(lla_state_fork(r.state, index32(sources), index32(targets), kSlots, NULL, &error));
   CHECK(m.count + 1 == m.fail_at);
   for (i = 0; i < kSlots; ++i) CHECK(rig_length(&r, (i + 1) % kSlots) == (i % 50 == 0 ? 1 + i / 50 : 0));
-  OK(lla_state_reset(r.state, index32(sources), kSlots, index32(targets), &error));
+  OK(lla_state_reset(r.state, index32(sources), kSlots, index32(targets), NULL, &error));
   CHECK(m.count + 1 == m.fail_at);
   for (i = 0; i < kSlots; ++i) CHECK(rig_length(&r, i) == (i + 1) % kSlots);
   m.fail_at = 0;

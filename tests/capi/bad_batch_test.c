@@ -267,21 +267,21 @@ static void phases(void **unused) {
   victim_check(&v);
   /* Slots that moved since. */
   victim_plan(&v);
-  OK(lla_state_truncate(v.r.state, 0, 69, &error));
+  OK(lla_state_truncate(v.r.state, 0, 69, NULL, &error));
   refused_calls(&v, LLA_BUSY, "slot_in[0]");
   lla_batch_discard(v.r.batch);
   rig_fill(&v.r, 0, 1, 69, 1);
   rig_set_rows(&v.r, 1);
-  OK(lla_append(v.r.layer[0].layer, v.r.state, 0, v.r.layer[0].io, v.r.layer[0].io_count, NULL, 0, &error));
+  OK(lla_append(v.r.layer[0].layer, v.r.state, 0, v.r.layer[0].io, v.r.layer[0].io_count, NULL, 0, NULL, &error));
   rig_set_rows(&v.r, VICTIM_ROWS);
   victim_remember(&v);
   victim_plan(&v);
-  OK(lla_state_fork(v.r.state, index64(&slot), index64(&other), 1, &error)); /* the source does not move */
+  OK(lla_state_fork(v.r.state, index64(&slot), index64(&other), 1, NULL, &error)); /* the source does not move */
   {
     const lla_forward_args arguments = rig_forward_args(&v.r, 0);
     OK(lla_layer_forward(v.r.layer[0].layer, &arguments, &error));
   }
-  OK(lla_state_fork(v.r.state, index64(&other), index64(&slot), 1, &error)); /* the same bits, but moved */
+  OK(lla_state_fork(v.r.state, index64(&other), index64(&slot), 1, NULL, &error)); /* the same bits, but moved */
   refused_calls(&v, LLA_BUSY, "slot_in[0]");
   rig_reset(&v.r, 2);
   { /* An empty slot that was emptied again moved too. */
@@ -350,7 +350,7 @@ static void handles_that_do_not_belong_together(void **unused) {
     FAILS(LLA_WRONG_CONTEXT, "layers[1]", lla_state_create(group, 2, NULL, NULL, 0, &state, &error));
     FAILS(LLA_WRONG_CONTEXT, "layers[1]", lla_state_geometry(group, 2, NULL, 0, 0, &geometry, &error));
     FAILS(LLA_WRONG_CONTEXT, "state",
-          lla_append(layer, w.r.state, 0, v.r.layer[0].io, v.r.layer[0].io_count, NULL, 0, &error));
+          lla_append(layer, w.r.state, 0, v.r.layer[0].io, v.r.layer[0].io_count, NULL, 0, NULL, &error));
   }
   /* The right context, but another state or layer. */
   victim_plan(&v);
@@ -373,7 +373,7 @@ static void handles_that_do_not_belong_together(void **unused) {
     wrong = rig_forward_args(&v.r, 0);
     FAILS(LLA_STATE_INCOMPATIBLE, "state", lla_layer_forward(stranger, &wrong, &error));
     FAILS(LLA_STATE_INCOMPATIBLE, "state",
-          lla_append(stranger, v.r.state, 1, v.r.layer[0].io, v.r.layer[0].io_count, NULL, 0, &error));
+          lla_append(stranger, v.r.state, 1, v.r.layer[0].io, v.r.layer[0].io_count, NULL, 0, NULL, &error));
     lla_state_release(twin);
     lla_layer_release(stranger);
   }
@@ -408,24 +408,24 @@ static void appends(void **unused) {
   layer = v.r.layer[0].layer;
   count = v.r.layer[0].io_count;
   memcpy(io, v.r.layer[0].io, sizeof io);
-  FAILS(LLA_INVALID_ARGUMENT, "slot", lla_append(layer, v.r.state, -1, io, count, NULL, 0, &error));
-  FAILS(LLA_INVALID_ARGUMENT, "slot", lla_append(layer, v.r.state, VICTIM_SLOTS, io, count, NULL, 0, &error));
-  FAILS(LLA_INVALID_ARGUMENT, "io_count", lla_append(layer, v.r.state, 0, io, -1, NULL, 0, &error));
-  FAILS(LLA_INVALID_ARGUMENT, "weight_count", lla_append(layer, v.r.state, 0, io, count, NULL, -1, &error));
-  FAILS(LLA_MISSING_ROLE, "LLA_Q", lla_append(layer, v.r.state, 0, io + 1, count - 1, NULL, 0, &error));
-  FAILS(LLA_MISSING_ROLE, "LLA_Y", lla_append(layer, v.r.state, 0, io, count - 1, NULL, 0, &error));
+  FAILS(LLA_INVALID_ARGUMENT, "slot", lla_append(layer, v.r.state, -1, io, count, NULL, 0, NULL, &error));
+  FAILS(LLA_INVALID_ARGUMENT, "slot", lla_append(layer, v.r.state, VICTIM_SLOTS, io, count, NULL, 0, NULL, &error));
+  FAILS(LLA_INVALID_ARGUMENT, "io_count", lla_append(layer, v.r.state, 0, io, -1, NULL, 0, NULL, &error));
+  FAILS(LLA_INVALID_ARGUMENT, "weight_count", lla_append(layer, v.r.state, 0, io, count, NULL, -1, NULL, &error));
+  FAILS(LLA_MISSING_ROLE, "LLA_Q", lla_append(layer, v.r.state, 0, io + 1, count - 1, NULL, 0, NULL, &error));
+  FAILS(LLA_MISSING_ROLE, "LLA_Y", lla_append(layer, v.r.state, 0, io, count - 1, NULL, 0, NULL, &error));
   io[0].tensor.dims[0] = -1;
-  FAILS(LLA_SHAPE_MISMATCH, "LLA_Q", lla_append(layer, v.r.state, 0, io, count, NULL, 0, &error));
+  FAILS(LLA_SHAPE_MISMATCH, "LLA_Q", lla_append(layer, v.r.state, 0, io, count, NULL, 0, NULL, &error));
   io[0].tensor.dims[0] = INT64_MAX;
-  CHECK(lla_append(layer, v.r.state, 0, io, count, NULL, 0, NULL) != LLA_OK);
+  CHECK(lla_append(layer, v.r.state, 0, io, count, NULL, 0, NULL, NULL) != LLA_OK);
   io[0].tensor.dims[0] = (int64_t)1 << 40;
-  CHECK(lla_append(layer, v.r.state, 0, io, count, NULL, 0, NULL) != LLA_OK);
+  CHECK(lla_append(layer, v.r.state, 0, io, count, NULL, 0, NULL, NULL) != LLA_OK);
   io[0].tensor.dims[0] = VICTIM_ROWS;
   io[0].tensor.rank = 2;
-  FAILS(LLA_SHAPE_MISMATCH, "LLA_Q", lla_append(layer, v.r.state, 0, io, count, NULL, 0, &error));
+  FAILS(LLA_SHAPE_MISMATCH, "LLA_Q", lla_append(layer, v.r.state, 0, io, count, NULL, 0, NULL, &error));
   io[0] = v.r.layer[0].io[0];
   io[2].tensor.dims[0] = VICTIM_ROWS + 1;
-  FAILS(LLA_SHAPE_MISMATCH, "LLA_V", lla_append(layer, v.r.state, 0, io, count, NULL, 0, &error));
+  FAILS(LLA_SHAPE_MISMATCH, "LLA_V", lla_append(layer, v.r.state, 0, io, count, NULL, 0, NULL, &error));
   io[2] = v.r.layer[0].io[2];
   { /* [B, N, ...] of more than one sequence */
     lla_binding batched[RIG_IO];
@@ -442,11 +442,11 @@ static void appends(void **unused) {
       t->dims[1] = VICTIM_ROWS / 2;
       t->strides[0] = t->strides[1] * 2;
     }
-    FAILS(LLA_SHAPE_MISMATCH, "LLA_Q", lla_append(layer, v.r.state, 0, batched, count, NULL, 0, &error));
+    FAILS(LLA_SHAPE_MISMATCH, "LLA_Q", lla_append(layer, v.r.state, 0, batched, count, NULL, 0, NULL, &error));
   }
   group[0] = group[1] = layer;
   OK(lla_state_create(group, 2, NULL, NULL, 0, &both, &error));
-  FAILS(LLA_STATE_INCOMPATIBLE, "state", lla_append(layer, both, 0, io, count, NULL, 0, &error));
+  FAILS(LLA_STATE_INCOMPATIBLE, "state", lla_append(layer, both, 0, io, count, NULL, 0, NULL, &error));
   lla_state_release(both);
   victim_close(&v);
 }

@@ -107,11 +107,11 @@ static void calls(void **unused) {
     NULL_NAMED("gradients", BACKWARD(layer, &backward));
   }
   CHECK(tasks == (lla_tasks *)&v);
-  NULL_NAMED("layer", lla_append(NULL, v.r.state, 0, good_forward.io, 2, good_forward.weights, 9, &error));
-  NULL_NAMED("state", lla_append(layer, NULL, 0, good_forward.io, 2, good_forward.weights, 9, &error));
-  NULL_NAMED("io", lla_append(layer, v.r.state, 0, NULL, 2, good_forward.weights, 9, &error));
-  NULL_NAMED("io", lla_append(layer, v.r.state, 0, NULL, 0, good_forward.weights, 9, &error));
-  NULL_NAMED("weights", lla_append(layer, v.r.state, 0, good_forward.io, 2, NULL, 9, &error));
+  NULL_NAMED("layer", lla_append(NULL, v.r.state, 0, good_forward.io, 2, good_forward.weights, 9, NULL, &error));
+  NULL_NAMED("state", lla_append(layer, NULL, 0, good_forward.io, 2, good_forward.weights, 9, NULL, &error));
+  NULL_NAMED("io", lla_append(layer, v.r.state, 0, NULL, 2, good_forward.weights, 9, NULL, &error));
+  NULL_NAMED("io", lla_append(layer, v.r.state, 0, NULL, 0, good_forward.weights, 9, NULL, &error));
+  NULL_NAMED("weights", lla_append(layer, v.r.state, 0, good_forward.io, 2, NULL, 9, NULL, &error));
   victim_close(&v);
 }
 
@@ -150,23 +150,23 @@ static void states(void **unused) {
   NULL_NAMED("batch", lla_state_commit(s, NULL, no_index(), NULL, &error));
   NULL_NAMED("state", lla_state_settle(NULL, v.r.batch, no_index(), &number, &error));
   NULL_NAMED("batch", lla_state_settle(s, NULL, no_index(), &number, &error));
-  NULL_NAMED("state", lla_state_reset(NULL, index64(&one), 1, no_index(), &error));
-  NULL_NAMED("state", lla_state_fork(NULL, index64(&one), index64(&one), 1, &error));
-  NULL_NAMED("sources", lla_state_fork(s, no_index(), index64(&one), 1, &error));
-  NULL_NAMED("targets", lla_state_fork(s, index64(&one), no_index(), 1, &error));
-  NULL_NAMED("state", lla_state_truncate(NULL, 0, 0, &error));
+  NULL_NAMED("state", lla_state_reset(NULL, index64(&one), 1, no_index(), NULL, &error));
+  NULL_NAMED("state", lla_state_fork(NULL, index64(&one), index64(&one), 1, NULL, &error));
+  NULL_NAMED("sources", lla_state_fork(s, no_index(), index64(&one), 1, NULL, &error));
+  NULL_NAMED("targets", lla_state_fork(s, index64(&one), no_index(), 1, NULL, &error));
+  NULL_NAMED("state", lla_state_truncate(NULL, 0, 0, NULL, &error));
   NULL_NAMED("state", lla_state_length(NULL, 0, &number, &error));
   NULL_NAMED("length", lla_state_length(s, 0, NULL, &error));
   NULL_NAMED("state", lla_state_min_length(NULL, 0, &number, &error));
   NULL_NAMED("length", lla_state_min_length(s, 0, NULL, &error));
   NULL_NAMED("state", lla_state_query(NULL, LLA_STATE_SLOTS, 0, &number, &error));
   NULL_NAMED("value", lla_state_query(s, LLA_STATE_SLOTS, 0, NULL, &error));
-  NULL_NAMED("state", lla_state_read(NULL, 0, 0, LLA_PART_TAIL_K, 0, &tensor, &error));
-  NULL_NAMED("tensor", lla_state_read(s, 0, 0, LLA_PART_TAIL_K, 0, NULL, &error));
-  NULL_NAMED("state", lla_state_write(NULL, 0, 0, LLA_PART_TAIL_K, 0, &tensor, &error));
-  NULL_NAMED("tensor", lla_state_write(s, 0, 0, LLA_PART_TAIL_K, 0, NULL, &error));
-  NULL_NAMED("state", lla_state_import_linear(NULL, 0, 0, 0, &tensor, 1, &error));
-  NULL_NAMED("matrix", lla_state_import_linear(s, 0, 0, 0, NULL, 1, &error));
+  NULL_NAMED("state", lla_state_read(NULL, 0, 0, LLA_PART_TAIL_K, 0, &tensor, NULL, &error));
+  NULL_NAMED("tensor", lla_state_read(s, 0, 0, LLA_PART_TAIL_K, 0, NULL, NULL, &error));
+  NULL_NAMED("state", lla_state_write(NULL, 0, 0, LLA_PART_TAIL_K, 0, &tensor, NULL, &error));
+  NULL_NAMED("tensor", lla_state_write(s, 0, 0, LLA_PART_TAIL_K, 0, NULL, NULL, &error));
+  NULL_NAMED("state", lla_state_import_linear(NULL, 0, 0, 0, &tensor, 1, NULL, &error));
+  NULL_NAMED("matrix", lla_state_import_linear(s, 0, 0, 0, NULL, 1, NULL, &error));
   NULL_NAMED("state", lla_state_export_size(NULL, 0, &bytes, &error));
   NULL_NAMED("bytes", lla_state_export_size(s, 0, NULL, &error));
   NULL_NAMED("state", lla_state_pack(NULL, 0, buffer, sizeof buffer, NULL, &error));
@@ -176,7 +176,7 @@ static void states(void **unused) {
   NULL_NAMED("state", lla_state_unpack(NULL, 0, buffer, sizeof buffer, NULL, &error));
   NULL_NAMED("buffer", lla_state_unpack(s, 0, NULL, (size_t)1 << 30, NULL, &error));
   CHECK(number == 4242 && bytes == 4242 && info.bytes == 0);
-  OK(lla_state_fork(s, no_index(), no_index(), 0, &error));
+  OK(lla_state_fork(s, no_index(), no_index(), 0, NULL, &error));
   victim_close(&v);
 }
 

@@ -228,44 +228,44 @@ static void slots(void **unused) {
     const int64_t slot = numbers[i];
     FAILS(LLA_INVALID_ARGUMENT, "slot", lla_state_length(s, slot, &value, &error));
     FAILS(LLA_INVALID_ARGUMENT, "slot", lla_state_min_length(s, slot, &value, &error));
-    FAILS(LLA_INVALID_ARGUMENT, "slot", lla_state_truncate(s, slot, 0, &error));
+    FAILS(LLA_INVALID_ARGUMENT, "slot", lla_state_truncate(s, slot, 0, NULL, &error));
     FAILS(LLA_INVALID_ARGUMENT, "slot", lla_state_query(s, LLA_STATE_SLOT_NODES, slot, &value, &error));
     FAILS(LLA_INVALID_ARGUMENT, "slot", lla_state_query(s, LLA_STATE_SLOT_BYTES, slot, &value, &error));
-    FAILS(LLA_INVALID_ARGUMENT, "slot", lla_state_read(s, slot, 0, LLA_PART_TAIL_K, 0, &tensor, &error));
-    FAILS(LLA_INVALID_ARGUMENT, "slot", lla_state_write(s, slot, 0, LLA_PART_TAIL_K, 0, &tensor, &error));
-    FAILS(LLA_INVALID_ARGUMENT, "slot", lla_state_import_linear(s, slot, 0, 0, &tensor, 1, &error));
+    FAILS(LLA_INVALID_ARGUMENT, "slot", lla_state_read(s, slot, 0, LLA_PART_TAIL_K, 0, &tensor, NULL, &error));
+    FAILS(LLA_INVALID_ARGUMENT, "slot", lla_state_write(s, slot, 0, LLA_PART_TAIL_K, 0, &tensor, NULL, &error));
+    FAILS(LLA_INVALID_ARGUMENT, "slot", lla_state_import_linear(s, slot, 0, 0, &tensor, 1, NULL, &error));
     FAILS(LLA_INVALID_ARGUMENT, "slot", lla_state_export_size(s, slot, &bytes, &error));
     FAILS(LLA_INVALID_ARGUMENT, "slot", lla_state_pack(s, slot, buffer, sizeof buffer, NULL, &error));
     FAILS(LLA_INVALID_ARGUMENT, "slot", lla_state_unpack(s, slot, buffer, sizeof buffer, NULL, &error));
-    if (slot != -1) FAILS(LLA_INVALID_ARGUMENT, "slots[0]", lla_state_reset(s, index64(&slot), 1, no_index(), &error));
-    FAILS(LLA_INVALID_ARGUMENT, "sources[0]", lla_state_fork(s, index64(&slot), index64(&zero), 1, &error));
-    FAILS(LLA_INVALID_ARGUMENT, "targets[0]", lla_state_fork(s, index64(&zero), index64(&slot), 1, &error));
+    if (slot != -1) FAILS(LLA_INVALID_ARGUMENT, "slots[0]", lla_state_reset(s, index64(&slot), 1, no_index(), NULL, &error));
+    FAILS(LLA_INVALID_ARGUMENT, "sources[0]", lla_state_fork(s, index64(&slot), index64(&zero), 1, NULL, &error));
+    FAILS(LLA_INVALID_ARGUMENT, "targets[0]", lla_state_fork(s, index64(&zero), index64(&slot), 1, NULL, &error));
   }
   for (i = 0; i < 3; ++i) {
     static const int64_t layers[3] = {-1, 1, INT64_MIN};
-    FAILS(LLA_INVALID_ARGUMENT, "layer_index", lla_state_read(s, 0, layers[i], LLA_PART_TAIL_K, 0, &tensor, &error));
-    FAILS(LLA_INVALID_ARGUMENT, "layer_index", lla_state_write(s, 0, layers[i], LLA_PART_TAIL_K, 0, &tensor, &error));
-    FAILS(LLA_INVALID_ARGUMENT, "layer_index", lla_state_import_linear(s, 0, layers[i], 0, &tensor, 1, &error));
+    FAILS(LLA_INVALID_ARGUMENT, "layer_index", lla_state_read(s, 0, layers[i], LLA_PART_TAIL_K, 0, &tensor, NULL, &error));
+    FAILS(LLA_INVALID_ARGUMENT, "layer_index", lla_state_write(s, 0, layers[i], LLA_PART_TAIL_K, 0, &tensor, NULL, &error));
+    FAILS(LLA_INVALID_ARGUMENT, "layer_index", lla_state_import_linear(s, 0, layers[i], 0, &tensor, 1, NULL, &error));
   }
   FAILS(LLA_INVALID_ARGUMENT, "key", lla_state_query(s, 0, 0, &value, &error));
   FAILS(LLA_INVALID_ARGUMENT, "key", lla_state_query(s, 11, 0, &value, &error));
-  OK(lla_state_reset(s, index64(numbers), 1, no_index(), &error)); /* -1 is skipped */
-  FAILS(LLA_INVALID_ARGUMENT, "count", lla_state_reset(s, index64(pair), -1, no_index(), &error));
-  FAILS(LLA_INVALID_ARGUMENT, "positions[1]", lla_state_reset(s, index64(pair), 2, index64(bad_positions), &error));
-  FAILS(LLA_LEVELS_EXCEEDED, "positions[0]", lla_state_reset(s, index64(pair), 1, index64(far), &error));
-  FAILS(LLA_INVALID_ARGUMENT, "count", lla_state_fork(s, index64(pair), index64(pair), -1, &error));
-  FAILS(LLA_INVALID_ARGUMENT, "targets[1]", lla_state_fork(s, index64(pair), index64(twice), 2, &error));
+  OK(lla_state_reset(s, index64(numbers), 1, no_index(), NULL, &error)); /* -1 is skipped */
+  FAILS(LLA_INVALID_ARGUMENT, "count", lla_state_reset(s, index64(pair), -1, no_index(), NULL, &error));
+  FAILS(LLA_INVALID_ARGUMENT, "positions[1]", lla_state_reset(s, index64(pair), 2, index64(bad_positions), NULL, &error));
+  FAILS(LLA_LEVELS_EXCEEDED, "positions[0]", lla_state_reset(s, index64(pair), 1, index64(far), NULL, &error));
+  FAILS(LLA_INVALID_ARGUMENT, "count", lla_state_fork(s, index64(pair), index64(pair), -1, NULL, &error));
+  FAILS(LLA_INVALID_ARGUMENT, "targets[1]", lla_state_fork(s, index64(pair), index64(twice), 2, NULL, &error));
   {
     lla_index index = index64(pair);
     index.dtype = LLA_F32;
-    FAILS(LLA_DTYPE_MISMATCH, "slots", lla_state_reset(s, index, 1, no_index(), &error));
-    FAILS(LLA_DTYPE_MISMATCH, "positions", lla_state_reset(s, index64(twice), 1, index, &error));
-    FAILS(LLA_DTYPE_MISMATCH, "sources", lla_state_fork(s, index, index64(twice), 1, &error));
-    FAILS(LLA_DTYPE_MISMATCH, "targets", lla_state_fork(s, index64(pair), index, 1, &error));
+    FAILS(LLA_DTYPE_MISMATCH, "slots", lla_state_reset(s, index, 1, no_index(), NULL, &error));
+    FAILS(LLA_DTYPE_MISMATCH, "positions", lla_state_reset(s, index64(twice), 1, index, NULL, &error));
+    FAILS(LLA_DTYPE_MISMATCH, "sources", lla_state_fork(s, index, index64(twice), 1, NULL, &error));
+    FAILS(LLA_DTYPE_MISMATCH, "targets", lla_state_fork(s, index64(pair), index, 1, NULL, &error));
     index = index64(pair);
     index.location = LLA_DEVICE;
-    FAILS(LLA_INVALID_ARGUMENT, "slots", lla_state_reset(s, index, 1, no_index(), &error));
-    FAILS(LLA_INVALID_ARGUMENT, "targets", lla_state_fork(s, index64(pair), index, 1, &error));
+    FAILS(LLA_INVALID_ARGUMENT, "slots", lla_state_reset(s, index, 1, no_index(), NULL, &error));
+    FAILS(LLA_INVALID_ARGUMENT, "targets", lla_state_fork(s, index64(pair), index, 1, NULL, &error));
   }
   CHECK(value == 4242 && bytes == 4242);
   victim_close(&v);
@@ -285,27 +285,27 @@ static void parts(void **unused) {
   data = (float *)take(4096 * sizeof(float));
   k = lla_tensor_of(data, LLA_F32, 6, 2, 8, -1);
   node = lla_tensor_of(data, LLA_F32, 4, 8, 12, -1);
-  OK(lla_state_read(s, 0, 0, LLA_PART_TAIL_K, 0, &k, &error));
-  OK(lla_state_write(s, 0, 0, LLA_PART_TAIL_K, 0, &k, &error));
-  OK(lla_state_read(s, 0, 0, LLA_PART_NODE, 0, &node, &error));
-  OK(lla_state_write(s, 0, 0, LLA_PART_NODE, 0, &node, &error));
+  OK(lla_state_read(s, 0, 0, LLA_PART_TAIL_K, 0, &k, NULL, &error));
+  OK(lla_state_write(s, 0, 0, LLA_PART_TAIL_K, 0, &k, NULL, &error));
+  OK(lla_state_read(s, 0, 0, LLA_PART_NODE, 0, &node, NULL, &error));
+  OK(lla_state_write(s, 0, 0, LLA_PART_NODE, 0, &node, NULL, &error));
   victim_check(&v); /* what was read, written back */
   for (i = 0; i < 5; ++i) {
-    FAILS(LLA_INVALID_ARGUMENT, "part", lla_state_read(s, 0, 0, wrong[i], 0, &node, &error));
-    FAILS(LLA_INVALID_ARGUMENT, "part", lla_state_write(s, 0, 0, wrong[i], 0, &node, &error));
+    FAILS(LLA_INVALID_ARGUMENT, "part", lla_state_read(s, 0, 0, wrong[i], 0, &node, NULL, &error));
+    FAILS(LLA_INVALID_ARGUMENT, "part", lla_state_write(s, 0, 0, wrong[i], 0, &node, NULL, &error));
   }
-  FAILS(LLA_INVALID_ARGUMENT, "index", lla_state_read(s, 0, 0, LLA_PART_NODE, -1, &node, &error));
-  FAILS(LLA_INVALID_ARGUMENT, "index", lla_state_read(s, 0, 0, LLA_PART_NODE, 62, &node, &error));
-  FAILS(LLA_INVALID_ARGUMENT, "index", lla_state_read(s, 0, 0, LLA_PART_TAIL_K, 1, &k, &error));
-  FAILS(LLA_INVALID_ARGUMENT, "index", lla_state_write(s, 1, 0, LLA_PART_NODE, 0, &node, &error)); /* no such node */
-  OK(lla_state_read(s, 1, 0, LLA_PART_NODE, 0, &node, &error));                                    /* reads as zero */
+  FAILS(LLA_INVALID_ARGUMENT, "index", lla_state_read(s, 0, 0, LLA_PART_NODE, -1, &node, NULL, &error));
+  FAILS(LLA_INVALID_ARGUMENT, "index", lla_state_read(s, 0, 0, LLA_PART_NODE, 62, &node, NULL, &error));
+  FAILS(LLA_INVALID_ARGUMENT, "index", lla_state_read(s, 0, 0, LLA_PART_TAIL_K, 1, &k, NULL, &error));
+  FAILS(LLA_INVALID_ARGUMENT, "index", lla_state_write(s, 1, 0, LLA_PART_NODE, 0, &node, NULL, &error)); /* no such node */
+  OK(lla_state_read(s, 1, 0, LLA_PART_NODE, 0, &node, NULL, &error));                                    /* reads as zero */
   for (i = 0; i < 4 * 8 * 12; ++i) CHECK(data[i] == 0.0f);
 #define BAD_TENSOR(change, status)                                                     \
   do {                                                                                 \
     lla_tensor t = k;                                                                  \
     change;                                                                            \
-    FAILS(status, "tensor", lla_state_read(s, 0, 0, LLA_PART_TAIL_K, 0, &t, &error));  \
-    FAILS(status, "tensor", lla_state_write(s, 0, 0, LLA_PART_TAIL_K, 0, &t, &error)); \
+    FAILS(status, "tensor", lla_state_read(s, 0, 0, LLA_PART_TAIL_K, 0, &t, NULL, &error));  \
+    FAILS(status, "tensor", lla_state_write(s, 0, 0, LLA_PART_TAIL_K, 0, &t, NULL, &error)); \
   } while (0)
   BAD_TENSOR(t.rank = 2, LLA_SHAPE_MISMATCH);
   BAD_TENSOR(t.rank = 0, LLA_SHAPE_MISMATCH);
@@ -318,7 +318,7 @@ static void parts(void **unused) {
   BAD_TENSOR(t.dtype = 0, LLA_DTYPE_MISMATCH);
   BAD_TENSOR(t.data = NULL, LLA_NULL_POINTER);
   BAD_TENSOR(t.data = (char *)t.data + 1, LLA_MISALIGNED);
-  FAILS(LLA_UNSUPPORTED, "layer_index", lla_state_import_linear(s, 0, 0, 64, &node, 1, &error));
+  FAILS(LLA_UNSUPPORTED, "layer_index", lla_state_import_linear(s, 0, 0, 64, &node, 1, NULL, &error));
   free(data);
   victim_close(&v);
 }
@@ -330,11 +330,11 @@ static void linear_imports(void **unused) {
   lla_tensor matrix = lla_tensor_of(data, LLA_F32, 2, 4, 4, -1);
   (void)unused;
   victim_open(&v, &desc);
-  FAILS(LLA_INVALID_ARGUMENT, "position", lla_state_import_linear(v.r.state, 0, 0, -1, &matrix, 1, &error));
-  FAILS(LLA_LEVELS_EXCEEDED, "position", lla_state_import_linear(v.r.state, 0, 0, 129, &matrix, 1, &error));
-  FAILS(LLA_POSITION_MISMATCH, "position", lla_state_import_linear(v.r.state, 0, 0, 69, &matrix, 0, &error));
+  FAILS(LLA_INVALID_ARGUMENT, "position", lla_state_import_linear(v.r.state, 0, 0, -1, &matrix, 1, NULL, &error));
+  FAILS(LLA_LEVELS_EXCEEDED, "position", lla_state_import_linear(v.r.state, 0, 0, 129, &matrix, 1, NULL, &error));
+  FAILS(LLA_POSITION_MISMATCH, "position", lla_state_import_linear(v.r.state, 0, 0, 69, &matrix, 0, NULL, &error));
   matrix.dims[2] = 5;
-  FAILS(LLA_SHAPE_MISMATCH, "tensor", lla_state_import_linear(v.r.state, 0, 0, 64, &matrix, 1, &error));
+  FAILS(LLA_SHAPE_MISMATCH, "tensor", lla_state_import_linear(v.r.state, 0, 0, 64, &matrix, 1, NULL, &error));
   victim_close(&v);
 }
 

@@ -418,7 +418,7 @@ static void levels_too_few(void **unused) {
   FAILS(LLA_LEVELS_EXCEEDED, "", lla_batch_plan(r.batch, r.state, &rows, NULL, &error));
   rig_append(&r, 0, 3, 8);
   {
-    const lla_status status = lla_append(layer, r.state, 0, r.layer[0].io, r.layer[0].io_count, NULL, 0, NULL);
+    const lla_status status = lla_append(layer, r.state, 0, r.layer[0].io, r.layer[0].io_count, NULL, 0, NULL, NULL);
     CHECK(status == LLA_LEVELS_EXCEEDED && rig_length(&r, 0) == 8);
   }
   rig_close(&r);

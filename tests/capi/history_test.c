@@ -40,7 +40,7 @@ static void forks(void **unused) {
     FAILS(LLA_SLOT_IN_USE, "slot_out", lla_batch_plan(r.batch, r.state, &rows, NULL, &error));
     /* Both ways at once: all sources are read as they were. */
     copy_slot(&r, 0, 3);
-    OK(lla_state_fork(r.state, index64(swap_from), index64(swap_to), 2, &error));
+    OK(lla_state_fork(r.state, index64(swap_from), index64(swap_to), 2, NULL, &error));
     rig_check_same_slot(&r, 1, &r, 3, "swapped slot");
     rig_check_same_slot(&r, 0, &r, 2, "swapped slot");
     /* Both branches go on independently across borders and agree with each other. */
@@ -135,7 +135,7 @@ static void snapshots_of_rejected_rows(void **unused) {
   rig_append(&r, 4, 8, 7);
   rig_check_same_slot(&r, 2, &r, 4, "snapshot behind the border");
   rig_check_same_slot(&r, 0, &r, 4, "slot");
-  OK(lla_state_reset(r.state, no_index(), 0, no_index(), &error));
+  OK(lla_state_reset(r.state, no_index(), 0, no_index(), NULL, &error));
   CHECK(rig_query(&r, LLA_STATE_FREE_NODE_BLOCKS, 0) >= free_before);
   CHECK(rig_query(&r, LLA_STATE_FREE_NODE_BLOCKS, 0) == rig_query(&r, LLA_STATE_NODE_BLOCKS, 0));
   rig_close(&r);
@@ -155,7 +155,7 @@ static void truncation(void **unused) {
     rig_reset(&r, 1);
     rig_append_to(&r, 0, 4, 150, 128);
     rig_append_to(&r, 1, 4, position, 128);
-    OK(lla_state_truncate(r.state, 0, position, &error));
+    OK(lla_state_truncate(r.state, 0, position, NULL, &error));
     CHECK(rig_length(&r, 0) == position);
     rig_check_same_slot(&r, 0, &r, 1, "truncated against never having gone there");
     rig_append(&r, 0, 3, 70);
@@ -167,17 +167,17 @@ static void truncation(void **unused) {
   OK(lla_state_min_length(r.state, 0, &lowest, &error));
   CHECK(lowest == 128);
   before = rig_pack(&r, 0, &bytes);
-  FAILS(LLA_ROLLBACK_LIMIT, "", lla_state_truncate(r.state, 0, 127, &error));
-  FAILS(LLA_ROLLBACK_LIMIT, "", lla_state_truncate(r.state, 0, 0, &error));
-  FAILS(LLA_INVALID_ARGUMENT, "position", lla_state_truncate(r.state, 0, 151, &error));
-  FAILS(LLA_INVALID_ARGUMENT, "position", lla_state_truncate(r.state, 0, -1, &error));
-  FAILS(LLA_INVALID_ARGUMENT, "slot", lla_state_truncate(r.state, 3, 140, &error));
+  FAILS(LLA_ROLLBACK_LIMIT, "", lla_state_truncate(r.state, 0, 127, NULL, &error));
+  FAILS(LLA_ROLLBACK_LIMIT, "", lla_state_truncate(r.state, 0, 0, NULL, &error));
+  FAILS(LLA_INVALID_ARGUMENT, "position", lla_state_truncate(r.state, 0, 151, NULL, &error));
+  FAILS(LLA_INVALID_ARGUMENT, "position", lla_state_truncate(r.state, 0, -1, NULL, &error));
+  FAILS(LLA_INVALID_ARGUMENT, "slot", lla_state_truncate(r.state, 3, 140, NULL, &error));
   now = rig_pack(&r, 0, &now_bytes);
   CHECK(now_bytes == bytes);
   check_equal_bytes(now, before, bytes, "state after refused truncations");
-  OK(lla_state_truncate(r.state, 0, 150, &error));
-  OK(lla_state_truncate(r.state, 0, 128, &error));
-  FAILS(LLA_ROLLBACK_LIMIT, "", lla_state_truncate(r.state, 0, 127, &error));
+  OK(lla_state_truncate(r.state, 0, 150, NULL, &error));
+  OK(lla_state_truncate(r.state, 0, 128, NULL, &error));
+  FAILS(LLA_ROLLBACK_LIMIT, "", lla_state_truncate(r.state, 0, 127, NULL, &error));
   free(now);
   free(before);
   rig_close(&r);

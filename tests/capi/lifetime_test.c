@@ -40,7 +40,7 @@ static void append_one(lla_layer *layer, lla_state *state) {
   io[1] = lla_bind(LLA_K, lla_tensor_of(q, LLA_F32, 1, 2, 4, -1));
   io[2] = lla_bind(LLA_V, lla_tensor_of(v, LLA_F32, 1, 2, 4, -1));
   io[3] = lla_bind(LLA_Y, lla_tensor_of(y, LLA_F32, 1, 2, 4, -1));
-  OK(lla_append(layer, state, 0, io, 4, NULL, 0, &error));
+  OK(lla_append(layer, state, 0, io, 4, NULL, 0, NULL, &error));
   CHECK(y[0] >= 1.0f && y[7] >= 8.0f);
 }
 

@@ -32,7 +32,7 @@ static inline void check_zero_row(const rig *r, int64_t row) {
 }
 
 static inline void copy_slot(rig *r, int64_t from, int64_t to) {
-  OK(lla_state_fork(r->state, index64(&from), index64(&to), 1, &error));
+  OK(lla_state_fork(r->state, index64(&from), index64(&to), 1, NULL, &error));
 }
 
 /* Outputs of all layers for rows first ... first + count - 1, one after the other; the caller frees them. */

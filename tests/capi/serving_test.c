@@ -213,7 +213,7 @@ static void appends_in_one_call(void **unused) {
           }
           t->dims[0] = 1;
         }
-        OK(lla_append(l->layer, r.state, 1 + batched, io, l->io_count, l->weight, l->weight_count, &error));
+        OK(lla_append(l->layer, r.state, 1 + batched, io, l->io_count, l->weight, l->weight_count, NULL, &error));
       }
       rig_check_same_slot(&r, 1 + batched, &r, 0, "slot that lla_append() filled");
     }
@@ -273,7 +273,7 @@ static void lengths_are_limited(void **unused) {
   lla_rows rows = LLA_ROWS_INIT;
   (void)unused;
   open_group(&r, 1, 0, 1, 64, 0);
-  OK(lla_state_reset(r.state, index64(&slot), 1, index64(&at), &error));
+  OK(lla_state_reset(r.state, index64(&slot), 1, index64(&at), NULL, &error));
   CHECK(rig_length(&r, 0) == at);
   rows.sequences = 1;
   rows.rows_per_sequence = 4;

@@ -39,7 +39,7 @@ static lla_status append(lla_layer *layer, lla_state *state, int64_t rows, lla_e
                             lla_bind(LLA_V, lla_tensor_of(in[2], LLA_F32, rows, 4, 8, -1)),
                             lla_bind(LLA_GATE, lla_tensor_of(gate, LLA_F32, rows, 4, -1, -1)),
                             lla_bind(LLA_Y, lla_tensor_of(out, LLA_F32, rows, 4, 8, -1))};
-  return lla_append(layer, state, 0, io, 5, NULL, 0, error);
+  return lla_append(layer, state, 0, io, 5, NULL, 0, NULL, error);
 }
 
 /* A life of successes and failures, with `log` or without. */
@@ -59,7 +59,7 @@ static void live(const lla_log *log, const lla_parallel *parallel, lla_status ex
   CHECK(append(layer, state, 1, NULL) == expected);
   d.heads = -1;
   FAILS(LLA_INVALID_ARGUMENT, "heads", lla_layer_create(context, &d, &none, &error));
-  FAILS(LLA_INVALID_ARGUMENT, "slot", lla_state_truncate(state, 99, 0, &error));
+  FAILS(LLA_INVALID_ARGUMENT, "slot", lla_state_truncate(state, 99, 0, NULL, &error));
   FAILS(LLA_NULL_POINTER, "layer", lla_layer_create(context, &d, NULL, &error));
   lla_state_release(state);
   lla_layer_release(layer);

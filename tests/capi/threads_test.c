@@ -336,7 +336,7 @@ static void a_failing_hook_fails_the_call(void **unused) {
     t.crew.calls = 0;
     t.crew.fail_at = 2;
     FAILS(LLA_THREADS_FAILED, "",
-          lla_append(r.layer[0].layer, r.state, 0, io, count, r.layer[0].weight, r.layer[0].weight_count, &error));
+          lla_append(r.layer[0].layer, r.state, 0, io, count, r.layer[0].weight, r.layer[0].weight_count, NULL, &error));
     t.crew.fail_at = 0;
     CHECK(rig_length(&r, 0) == 130);
     rig_check_same_slot(&r, 0, &alone, 0, "slot after lla_append() failed");

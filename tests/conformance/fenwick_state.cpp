@@ -17,7 +17,7 @@ std::vector<double> read_part(const lla_state* state, int64_t slot, int64_t laye
   std::vector<double> values(static_cast<size_t>(count));
   shape.resize(4, -1);
   const lla_tensor tensor = lla_tensor_of(values.data(), LLA_F64, shape[0], shape[1], shape[2], shape[3]);
-  LM_CALL(lla_state_read, state, slot, layer, part, index, &tensor);
+  LM_CALL(lla_state_read, state, slot, layer, part, index, &tensor, static_cast<void*>(nullptr));
   return values;
 }
 

@@ -91,7 +91,7 @@ class MixerCase {
 
   // Appends all rows to empty slots, in pieces. Outputs start as NaN, so that a row that nobody writes is seen.
   void append(const std::vector<Piece>& pieces) {
-    LM_CALL(lla_state_reset, state_.get(), lm::no_index(), int64_t{0}, lm::no_index());
+    LM_CALL(lla_state_reset, state_.get(), lm::no_index(), int64_t{0}, lm::no_index(), static_cast<void*>(nullptr));
     std::memset(y_.data(), 0xff, y_.bytes.size());
     for (const Piece& piece : pieces) {
       plan(piece, state_.get(), nullptr, false, false);
@@ -122,7 +122,7 @@ class MixerCase {
     append({left});
     plan(right, state_.get(), gradient_state.get(), true, false);
     backward(right, state_.get(), nullptr);
-    LM_CALL(lla_state_reset, state_.get(), lm::no_index(), int64_t{0}, lm::no_index());
+    LM_CALL(lla_state_reset, state_.get(), lm::no_index(), int64_t{0}, lm::no_index(), static_cast<void*>(nullptr));
     plan(left, state_.get(), gradient_state.get(), false, true);
     backward(left, state_.get(), nullptr);
     lla_batch_discard(batch_.get());

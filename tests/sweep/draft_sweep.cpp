@@ -36,11 +36,11 @@ TEST_P(Draft, EveryAcceptedCount) {
   };
   const auto reset = [&](int64_t slot) {
     std::vector<int64_t> slots{slot};
-    SWEEP_CALL(lla_state_reset(state.get(), index_of(slots), 1, lla_index{nullptr, 0, 0}, &error));
+    SWEEP_CALL(lla_state_reset(state.get(), index_of(slots), 1, lla_index{nullptr, 0, 0}, nullptr, &error));
   };
   const auto fork = [&](int64_t from, int64_t to) {
     std::vector<int64_t> source{from}, target{to};
-    SWEEP_CALL(lla_state_fork(state.get(), index_of(source), index_of(target), 1, &error));
+    SWEEP_CALL(lla_state_fork(state.get(), index_of(source), index_of(target), 1, nullptr, &error));
   };
   int64_t drafts = 0;
   // Inside a chunk, on its border, and where carries of one, two and three levels fall into the draft.

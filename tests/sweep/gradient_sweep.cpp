@@ -190,16 +190,16 @@ std::vector<Part> parts_at(const Problem& p, int64_t position) {
 Buffer read_part(lla_state* state, int64_t slot, const Part& part, lla_dtype dtype) {
   Buffer b(dtype, part.dims);
   const lla_tensor t = b.all();
-  SWEEP_CALL(lla_state_read(state, slot, 0, part.part, part.index, &t, &error));
+  SWEEP_CALL(lla_state_read(state, slot, 0, part.part, part.index, &t, nullptr, &error));
   return b;
 }
 void write_part(lla_state* state, int64_t slot, const Part& part, Buffer& b) {
   const lla_tensor t = b.all();
-  SWEEP_CALL(lla_state_write(state, slot, 0, part.part, part.index, &t, &error));
+  SWEEP_CALL(lla_state_write(state, slot, 0, part.part, part.index, &t, nullptr, &error));
 }
 void reset(lla_state* state, int64_t slot, int64_t position = 0) {
   std::vector<int64_t> slots{slot}, positions{position};
-  SWEEP_CALL(lla_state_reset(state, index_of(slots), 1, index_of(positions), &error));
+  SWEEP_CALL(lla_state_reset(state, index_of(slots), 1, index_of(positions), nullptr, &error));
 }
 
 class Gradient : public testing::TestWithParam<Problem> {};
@@ -388,7 +388,7 @@ TEST(ImportedState, IsReadBeforeTheFirstFullChunk) {
       step.slot_out = 1;
       step.state = state.get();
       const auto run = [&](const lla_tensor& m) {
-        SWEEP_CALL(lla_state_import_linear(state.get(), 0, 0, position, &m, 1, &error));
+        SWEEP_CALL(lla_state_import_linear(state.get(), 0, 0, position, &m, 1, nullptr, &error));
         reset(state.get(), 1);
         runner.append(step, inputs, none);
         return inputs[LLA_Y];

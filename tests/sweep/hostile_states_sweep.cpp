@@ -242,7 +242,7 @@ class Model {
   void reset() {
     const std::vector<int64_t> s{pick(size()), pick(3) ? -1 : pick(size())}, p{pick(2) ? 0 : pick(30), 0};
     lla_error error = LLA_ERROR_INIT;
-    const lla_status status = lla_state_reset(state(), sweep::index_of(s), 2, sweep::index_of(p), &error);
+    const lla_status status = lla_state_reset(state(), sweep::index_of(s), 2, sweep::index_of(p), nullptr, &error);
     ++statuses[status];
     ASSERT_EQ(status, LLA_OK);  // of a slot named twice the last entry holds
     slot(s[0]) = History{p[0], {}, {}};
@@ -263,7 +263,7 @@ class Model {
       to.push_back(t);
     }
     const lla_status status =
-        lla_state_fork(state(), sweep::index_of(from), sweep::index_of(to), static_cast<int64_t>(from.size()), nullptr);
+        lla_state_fork(state(), sweep::index_of(from), sweep::index_of(to), static_cast<int64_t>(from.size()), nullptr, nullptr);
     ++statuses[status];
     if (from.empty()) return;
     EXPECT_EQ(status == LLA_OK, valid) << lla_status_name(status);
@@ -278,7 +278,7 @@ class Model {
     EXPECT_TRUE(low >= slot(s).start && low <= now &&
                 (slot(s).tokens.empty() || low <= std::max(slot(s).start, now / kGrain * kGrain + kGrain)))
         << low << " of " << now << " from " << slot(s).start;
-    const lla_status status = lla_state_truncate(state(), s, to, nullptr);
+    const lla_status status = lla_state_truncate(state(), s, to, nullptr, nullptr);
     ++statuses[status];
     EXPECT_EQ(status == LLA_OK, to >= low && to <= now)
         << lla_status_name(status) << " to " << to << " of " << now << " low " << low;
@@ -348,7 +348,7 @@ class Model {
   }
   void check_no_leak() {
     lla_batch_discard(batch_);
-    SWEEP_CALL(lla_state_reset(state(), {nullptr, 0, 0}, 0, {nullptr, 0, 0}, &error));
+    SWEEP_CALL(lla_state_reset(state(), {nullptr, 0, 0}, 0, {nullptr, 0, 0}, nullptr, &error));
     EXPECT_EQ(query(LLA_STATE_FREE_NODE_BLOCKS), query(LLA_STATE_NODE_BLOCKS));
   }
   void random_call() {
@@ -468,7 +468,7 @@ TEST(HostileStates, DamagedImages) {
       model.slot(3) = History{length, {}, {}};
       if (length < 900 && i % 7 == 0) model.step();  // appending to it must stay inside its memory
       const std::vector<int64_t> slots{3};
-      SWEEP_CALL(lla_state_reset(model.state(), sweep::index_of(slots), 1, {nullptr, 0, 0}, &error));
+      SWEEP_CALL(lla_state_reset(model.state(), sweep::index_of(slots), 1, {nullptr, 0, 0}, nullptr, &error));
       model.slot(3) = History{};
     }
     if (i % 50 == 0) model.check_positions();

@@ -21,7 +21,7 @@ class Split : public testing::TestWithParam<MixerCase> {
   }
   // Empties the slot, and poisons the output so that a row nobody writes is noticed.
   void reset() {
-    SWEEP_CALL(lla_state_reset(state_.get(), lla_index{nullptr, 0, 0}, 0, lla_index{nullptr, 0, 0}, &error));
+    SWEEP_CALL(lla_state_reset(state_.get(), lla_index{nullptr, 0, 0}, 0, lla_index{nullptr, 0, 0}, nullptr, &error));
     for (float& x : tensors_[LLA_Y].f32) x = NAN;
   }
   // A NaN stays.

@@ -250,7 +250,7 @@ TEST_P(Blocks, PiecesThroughAStateAgree) {
       b.io.push_back(lla_bind(LLA_X, some_rows(x, begin, end)));
       b.io.push_back(lla_bind(LLA_Y, some_rows(y, begin, end)));
       ASSERT_EQ(forward(*layer, plan, b, &error, setting), LLA_OK) << error.text;
-      ASSERT_EQ(commit_batch(state.get(), plan.batch(), lla_index{}, &error), LLA_OK) << error.text;
+      ASSERT_EQ(commit_batch(state.get(), plan.batch(), lla_index{}, nullptr, &error), LLA_OK) << error.text;
     }
     EXPECT_LE(error_of(y, block.file["out.y"]), GetParam().forward) << cuts.size();
   }
@@ -291,7 +291,7 @@ TEST_P(Blocks, GradientsFlowThroughStates) {
     Plan first(c, 1, block.rows, 64), second(c, 1, block.rows, 64);
     first.plan(Plan::uniform(1, cut), state.get());
     ASSERT_EQ(forward(*layer, first, bind(0, cut, false), &error, setting), LLA_OK) << error.text;
-    ASSERT_EQ(commit_batch(state.get(), first.batch(), lla_index{}, &error), LLA_OK) << error.text;
+    ASSERT_EQ(commit_batch(state.get(), first.batch(), lla_index{}, nullptr, &error), LLA_OK) << error.text;
 
     const std::vector<int64_t> zero{0}, one{1};
     lla_rows rows = Plan::uniform(1, block.rows - cut);

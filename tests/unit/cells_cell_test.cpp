@@ -500,7 +500,7 @@ TEST_P(Cell, Pieces) {
         x.tensor.dims[0] = end - begin;
       }
       ASSERT_EQ(forward(*layer_, plan, b, &error, setting), LLA_OK) << error.text;
-      ASSERT_EQ(commit_batch(state.get(), plan.batch(), lla_index{}, &error), LLA_OK) << error.text;
+      ASSERT_EQ(commit_batch(state.get(), plan.batch(), lla_index{}, nullptr, &error), LLA_OK) << error.text;
       begin = end;
     }
     EXPECT_LE(error_of(whole.tensor(LLA_Y), expected), tolerance()) << form_.name;

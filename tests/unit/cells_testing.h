@@ -184,7 +184,7 @@ class Plan {
     Error error;
     EXPECT_EQ(read_limits(limits, &limits_, &error), LLA_OK) << error.text;
     size_t bytes = 0;
-    EXPECT_EQ(batch_size(limits_, &bytes, &error), LLA_OK) << error.text;
+    EXPECT_EQ(batch_size(limits_, false, &bytes, &error), LLA_OK) << error.text;
     memory_ = std::make_unique<Memory>(bytes);
     EXPECT_EQ(init_batch(context.get(), limits_, memory_->data(), bytes, &batch_, &error), LLA_OK) << error.text;
   }
@@ -198,7 +198,7 @@ class Plan {
   }
   Plan& plan(const lla_rows& rows, State* state = nullptr, State* gradients = nullptr) {
     Error error;
-    EXPECT_EQ(plan_batch(batch_, state, rows, gradients, &error), LLA_OK) << error.text;
+    EXPECT_EQ(plan_batch(batch_, state, rows, gradients, nullptr, &error), LLA_OK) << error.text;
     return *this;
   }
   Batch* batch() { return batch_; }

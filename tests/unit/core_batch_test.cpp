@@ -37,7 +37,7 @@ class BatchTest : public testing::Test {
     set(&rows.snapshot_rows, given->snapshot_rows);
     set(&rows.snapshot_slots, given->snapshot_slots);
     error_ = Error();
-    return plan_batch(batch_->get(), state, rows, nullptr, &error_);
+    return plan_batch(batch_->get(), state, rows, nullptr, nullptr, &error_);
   }
   void append(int64_t slot, int64_t rows) {
     BatchOwner batch(context_.get(), limits_of(1, rows));
@@ -46,8 +46,8 @@ class BatchTest : public testing::Test {
     given.rows_per_sequence = rows;
     const std::vector<int64_t> in = {slot};
     given.slot_in = index_of(in);
-    ASSERT_EQ(plan_batch(batch.get(), state_.get(), given, nullptr, nullptr), LLA_OK);
-    ASSERT_EQ(commit_batch(state_.get(), batch.get(), {nullptr, 0, 0}, nullptr), LLA_OK);
+    ASSERT_EQ(plan_batch(batch.get(), state_.get(), given, nullptr, nullptr, nullptr), LLA_OK);
+    ASSERT_EQ(commit_batch(state_.get(), batch.get(), {nullptr, 0, 0}, nullptr, nullptr), LLA_OK);
   }
   // A plan that is refused leaves nothing behind.
   void refuse(lla_status status, const char* text, const std::function<void(Rows*)>& change) {
@@ -91,14 +91,14 @@ TEST_F(BatchTest, LimitsHaveDefaultsAndDomains) {
   limits = limits_of(int64_t{1} << 60, 1);
   ASSERT_EQ(read_limits(limits, &plain, nullptr), LLA_OK);
   size_t bytes = 0;
-  EXPECT_EQ(batch_size(plain, &bytes, &error), LLA_SIZE_OVERFLOW);
+  EXPECT_EQ(batch_size(plain, false, &bytes, &error), LLA_SIZE_OVERFLOW);
 }
 
 TEST_F(BatchTest, MemoryIsChecked) {
   Limits plain;
   ASSERT_EQ(read_limits(limits_of(2, 8), &plain, nullptr), LLA_OK);
   size_t bytes = 0;
-  ASSERT_EQ(batch_size(plain, &bytes, nullptr), LLA_OK);
+  ASSERT_EQ(batch_size(plain, false, &bytes, nullptr), LLA_OK);
   char* memory = static_cast<char*>(std::aligned_alloc(64, bytes + 64));
   Batch* batch = nullptr;
   EXPECT_EQ(init_batch(context_.get(), plain, memory, bytes - 1, &batch, nullptr), LLA_BUFFER_TOO_SMALL);
@@ -106,7 +106,7 @@ TEST_F(BatchTest, MemoryIsChecked) {
   EXPECT_EQ(batch, nullptr);
   EXPECT_EQ(init_batch(context_.get(), plain, memory, bytes, &batch, nullptr), LLA_OK);
   EXPECT_EQ(check_batch(*batch, nullptr, nullptr), LLA_BUSY);
-  EXPECT_EQ(commit_batch(state_.get(), batch, {nullptr, 0, 0}, nullptr), LLA_BUSY);
+  EXPECT_EQ(commit_batch(state_.get(), batch, {nullptr, 0, 0}, nullptr, nullptr), LLA_BUSY);
   discard_batch(batch);
   discard_batch(nullptr);
   std::free(memory);
@@ -118,7 +118,7 @@ TEST_F(BatchTest, SizeOfBatchesDoesNotFallWithTheLimits) {
     Limits plain;
     size_t bytes = 0;
     ASSERT_EQ(read_limits(limits_of(n / 3, 7 * n, n / 2), &plain, nullptr), LLA_OK);
-    ASSERT_EQ(batch_size(plain, &bytes, nullptr), LLA_OK);
+    ASSERT_EQ(batch_size(plain, false, &bytes, nullptr), LLA_OK);
     EXPECT_GE(bytes, last);
     last = bytes;
   }
@@ -207,17 +207,17 @@ TEST_F(BatchTest, IndexArraysAreChecked) {
   rows.sequences = 2;
   rows.rows_per_sequence = 1;
   rows.slot_in = index_of(narrow);
-  EXPECT_EQ(plan_batch(batch_->get(), state_.get(), rows, nullptr, nullptr), LLA_OK);
+  EXPECT_EQ(plan_batch(batch_->get(), state_.get(), rows, nullptr, nullptr, nullptr), LLA_OK);
   EXPECT_EQ((*batch_)->view.sequences[1].history.tail, 1);
   rows.slot_in.dtype = LLA_F32;
-  EXPECT_EQ(plan_batch(batch_->get(), state_.get(), rows, nullptr, &error_), LLA_DTYPE_MISMATCH);
+  EXPECT_EQ(plan_batch(batch_->get(), state_.get(), rows, nullptr, nullptr, &error_), LLA_DTYPE_MISMATCH);
   rows.slot_in.dtype = LLA_I32;
   rows.slot_in.location = LLA_DEVICE;
-  EXPECT_EQ(plan_batch(batch_->get(), state_.get(), rows, nullptr, &error_), LLA_INVALID_ARGUMENT);
+  EXPECT_EQ(plan_batch(batch_->get(), state_.get(), rows, nullptr, nullptr, &error_), LLA_INVALID_ARGUMENT);
   EXPECT_NE(std::string(error_.text).find("slot_in"), std::string::npos);
   rows.slot_in.location = LLA_HOST;
   rows.slot_in.data = reinterpret_cast<const char*>(narrow.data()) + 2;
-  EXPECT_EQ(plan_batch(batch_->get(), state_.get(), rows, nullptr, &error_), LLA_MISALIGNED);
+  EXPECT_EQ(plan_batch(batch_->get(), state_.get(), rows, nullptr, nullptr, &error_), LLA_MISALIGNED);
 }
 
 TEST_F(BatchTest, LimitsBindWithoutAState) {
@@ -235,7 +235,7 @@ TEST_F(BatchTest, LimitsBindWithoutAState) {
   EXPECT_EQ(view.sequences[1].nodes_to_store_count + view.sequences[1].tail_to_store_count, 0);
   EXPECT_EQ(check_batch(*batch_->get(), nullptr, nullptr), LLA_OK);
   EXPECT_EQ(check_batch(*batch_->get(), state_.get(), nullptr), LLA_STATE_INCOMPATIBLE);
-  EXPECT_EQ(commit_batch(state_.get(), batch_->get(), {nullptr, 0, 0}, nullptr), LLA_STATE_INCOMPATIBLE);
+  EXPECT_EQ(commit_batch(state_.get(), batch_->get(), {nullptr, 0, 0}, nullptr, nullptr), LLA_STATE_INCOMPATIBLE);
   given.expected = {0, 60};
   ASSERT_EQ(plan(&given, nullptr), LLA_OK);
   EXPECT_EQ(view.sequences[1].position, 60);
@@ -289,7 +289,7 @@ TEST_F(BatchTest, UniformBatchesMayHaveShorterSequences) {
 TEST_F(BatchTest, EmptyBatchesAreFine) {
   Rows given;
   ASSERT_EQ(plan(&given, state_.get()), LLA_OK) << error_.text;
-  EXPECT_EQ(commit_batch(state_.get(), batch_->get(), {nullptr, 0, 0}, nullptr), LLA_OK);
+  EXPECT_EQ(commit_batch(state_.get(), batch_->get(), {nullptr, 0, 0}, nullptr, nullptr), LLA_OK);
   given.rows.total_rows = 9;
   ASSERT_EQ(plan(&given, nullptr), LLA_OK);
   ASSERT_EQ((*batch_)->view.slack_count, 1);
@@ -315,7 +315,7 @@ TEST_F(BatchTest, DestinationsAreReservedUntilThePlanIsGone) {
     const std::vector<int64_t> ins = {in}, outs = {out};
     rows.slot_in = index_of(ins);
     rows.slot_out = index_of(outs);
-    const lla_status status = plan_batch(batch.get(), state_.get(), rows, nullptr, &error_);
+    const lla_status status = plan_batch(batch.get(), state_.get(), rows, nullptr, nullptr, &error_);
     discard_batch(batch.get());
     return status;
   };
@@ -337,7 +337,7 @@ TEST_F(BatchTest, DestinationsAreReservedUntilThePlanIsGone) {
   ASSERT_EQ(plan(&given, state_.get()), LLA_OK);
   EXPECT_EQ(other(1, 2), LLA_SLOT_IN_USE);
   EXPECT_EQ(other(2, 2), LLA_OK);
-  ASSERT_EQ(commit_batch(state_.get(), batch_->get(), {nullptr, 0, 0}, nullptr), LLA_OK);
+  ASSERT_EQ(commit_batch(state_.get(), batch_->get(), {nullptr, 0, 0}, nullptr, nullptr), LLA_OK);
   EXPECT_EQ(state_->record(2).appends, 0);
   EXPECT_EQ(state_->record(2).image.position, 4);
 }
@@ -354,7 +354,7 @@ TEST_F(BatchTest, StalePlansAreRefused) {
     EXPECT_EQ(check_batch(*batch_->get(), state_.get(), &error_), LLA_OK);
     change();
     EXPECT_EQ(check_batch(*batch_->get(), state_.get(), &error_), LLA_BUSY);
-    EXPECT_EQ(commit_batch(state_.get(), batch_->get(), {nullptr, 0, 0}, &error_), LLA_BUSY);
+    EXPECT_EQ(commit_batch(state_.get(), batch_->get(), {nullptr, 0, 0}, nullptr, &error_), LLA_BUSY);
     EXPECT_NE(std::string(error_.text).find(text), std::string::npos) << error_.text;
     discard_batch(batch_->get());
     ASSERT_EQ(state_->reset(nullptr, 0, nullptr, nullptr), LLA_OK);
@@ -363,7 +363,7 @@ TEST_F(BatchTest, StalePlansAreRefused) {
   const int64_t one = 1, three = 3;
   stale_after([&] { state_->reset(&one, 1, nullptr, nullptr); }, "slot_in[1] = 1");
   stale_after([&] { append(0, 1); }, "slot_in[0] = 0");
-  stale_after([&] { state_->fork(&three, &one, 1, nullptr); }, "slot_in[1] = 1");
+  stale_after([&] { state_->fork(&three, &one, 1, nullptr, nullptr); }, "slot_in[1] = 1");
   const int64_t two = 2;
   stale_after([&] { state_->reset(&two, 1, nullptr, nullptr); }, "slot_out[1] = 2");
 }
@@ -375,7 +375,7 @@ TEST_F(BatchTest, PartsOfLongAppendsAreRefused) {
   given.counts = {6, 5};
   ASSERT_EQ(plan(&given, state_.get()), LLA_OK);
   const auto commit = [&](std::vector<int64_t> accepted) {
-    return commit_batch(state_.get(), batch_->get(), index_of(accepted), &error_);
+    return commit_batch(state_.get(), batch_->get(), index_of(accepted), nullptr, &error_);
   };
   EXPECT_EQ(commit({5, 5}), LLA_INVALID_ARGUMENT);
   EXPECT_STREQ(error_.text, "accepted[0] = 5, but of 6 rows (more than max_draft 5) it must be all or none");
@@ -398,12 +398,12 @@ TEST_F(BatchTest, SettleCountsReleasedBlocks) {
   ASSERT_EQ(plan(&given, state_.get()), LLA_OK);
   int64_t released = -1;
   EXPECT_EQ(settle_batch(state_.get(), batch_->get(), {nullptr, 0, 0}, &released, nullptr), LLA_BUSY);
-  ASSERT_EQ(commit_batch(state_.get(), batch_->get(), {nullptr, 0, 0}, nullptr), LLA_OK);
+  ASSERT_EQ(commit_batch(state_.get(), batch_->get(), {nullptr, 0, 0}, nullptr, nullptr), LLA_OK);
   ASSERT_EQ(settle_batch(state_.get(), batch_->get(), {nullptr, 0, 0}, &released, nullptr), LLA_OK);
   EXPECT_EQ(released, 1);  // the two chunks' common node replaced the first one's
   ASSERT_EQ(plan(&given, state_.get()), LLA_OK);
   const std::vector<int64_t> none = {0};
-  ASSERT_EQ(commit_batch(state_.get(), batch_->get(), index_of(none), nullptr), LLA_OK);
+  ASSERT_EQ(commit_batch(state_.get(), batch_->get(), index_of(none), nullptr, nullptr), LLA_OK);
   ASSERT_EQ(settle_batch(state_.get(), batch_->get(), index_of(none), &released, nullptr), LLA_OK);
   EXPECT_EQ(released, 1);  // what was reserved for nothing
 }

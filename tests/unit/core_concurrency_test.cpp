@@ -31,7 +31,7 @@ TEST(ConcurrencyTest, DisjointSlotsMayBeUsedAtOnce) {
           EXPECT_EQ(state->reset(&slot, 1, &position, nullptr), LLA_OK);
           break;
         case 1:
-          EXPECT_EQ(state->fork(&slot, &other, 1, nullptr), LLA_OK);
+          EXPECT_EQ(state->fork(&slot, &other, 1, nullptr, nullptr), LLA_OK);
           break;
         case 2:
           state->truncate(slot, state->min_length(slot), nullptr);
@@ -56,13 +56,13 @@ TEST(ConcurrencyTest, DisjointSlotsMayBeUsedAtOnce) {
             rows.snapshot_rows = index_of(zero);
             rows.snapshot_slots = index_of(snapshot);
           }
-          const lla_status status = plan_batch(batch.get(), state.get(), rows, nullptr, nullptr);
+          const lla_status status = plan_batch(batch.get(), state.get(), rows, nullptr, nullptr, nullptr);
           if (status == LLA_LEVELS_EXCEEDED) break;
           ASSERT_EQ(status, LLA_OK);
           if (random.one_in(4)) {
             discard_batch(batch.get());
           } else {
-            ASSERT_EQ(commit_batch(state.get(), batch.get(), {nullptr, 0, 0}, nullptr), LLA_OK);
+            ASSERT_EQ(commit_batch(state.get(), batch.get(), {nullptr, 0, 0}, nullptr, nullptr), LLA_OK);
             ++commits;
           }
         }

@@ -29,8 +29,8 @@ class GradientTest : public testing::Test {
     given.rows_per_sequence = rows;
     const std::vector<int64_t> in = {slot};
     given.slot_in = index_of(in);
-    ASSERT_EQ(plan_batch(batch_->get(), state_.get(), given, nullptr, nullptr), LLA_OK);
-    ASSERT_EQ(commit_batch(state_.get(), batch_->get(), {nullptr, 0, 0}, nullptr), LLA_OK);
+    ASSERT_EQ(plan_batch(batch_->get(), state_.get(), given, nullptr, nullptr, nullptr), LLA_OK);
+    ASSERT_EQ(commit_batch(state_.get(), batch_->get(), {nullptr, 0, 0}, nullptr, nullptr), LLA_OK);
   }
   lla_status plan(const std::vector<int64_t>& in, int64_t rows, const std::vector<int64_t>& initial,
                   const std::vector<int64_t>& final) {
@@ -41,7 +41,7 @@ class GradientTest : public testing::Test {
     if (!initial.empty()) given.initial_gradient_slots = index_of(initial);
     if (!final.empty()) given.final_gradient_slots = index_of(final);
     error_ = Error();
-    return plan_batch(batch_->get(), state_.get(), given, gradient_.get(), &error_);
+    return plan_batch(batch_->get(), state_.get(), given, gradient_.get(), nullptr, &error_);
   }
   const Sequence& sequence(int64_t b) const { return (*batch_)->view.sequences[b]; }
 
@@ -83,7 +83,7 @@ TEST_F(GradientTest, InitialGradientsTakeTheShapeOfTheHistoryAndAreZero) {
   double values[12];
   const auto is_zero = [&](int64_t layer, lla_state_part part, int64_t index, int64_t d0, int64_t d1, int64_t d2) {
     for (double& value : values) value = 1;
-    EXPECT_EQ(gradient_->read(2, layer, part, index, lla_tensor_of(values, LLA_F64, d0, d1, d2, -1), &error_), LLA_OK);
+    EXPECT_EQ(gradient_->read(2, layer, part, index, lla_tensor_of(values, LLA_F64, d0, d1, d2, -1), nullptr, &error_), LLA_OK);
     return std::all_of(values, values + d0 * (d1 < 0 ? 1 : d1), [](double value) { return value == 0; });
   };
   EXPECT_TRUE(is_zero(0, LLA_PART_NODE, 2, 1, 1, 1));
@@ -111,7 +111,7 @@ TEST_F(GradientTest, FinalGradientsStandWhereTheRowsEnd) {
   EXPECT_LT(sequence(0).final_gradient.tail, 0);  // nothing in it: zero
   ASSERT_EQ(plan({0}, 9, {}, {1}), LLA_OK);       // wherever it stands
   double value = 3;
-  ASSERT_EQ(gradient_->write(1, 0, LLA_PART_NODE, 1, lla_tensor_of(&value, LLA_F64, 1, 1, 1, -1), &error_), LLA_OK);
+  ASSERT_EQ(gradient_->write(1, 0, LLA_PART_NODE, 1, lla_tensor_of(&value, LLA_F64, 1, 1, 1, -1), nullptr, &error_), LLA_OK);
   ASSERT_EQ(plan({0}, 4, {}, {1}), LLA_OK) << error_.text;
   EXPECT_EQ(sequence(0).final_gradient.tail, 1);
   EXPECT_EQ(sequence(0).final_gradient.node[1], gradient_->record(1).image.node[1]);

@@ -30,7 +30,7 @@ class ImageTest : public testing::Test {
       std::vector<float> values(200);
       for (float& value : values) value = next++;
       Error error;
-      EXPECT_EQ(state->write(slot, layer, part, index, lla_tensor_of(values.data(), LLA_F32, d0, d1, d2, -1), &error),
+      EXPECT_EQ(state->write(slot, layer, part, index, lla_tensor_of(values.data(), LLA_F32, d0, d1, d2, -1), nullptr, &error),
                 LLA_OK)
           << error.text;
     };
@@ -55,7 +55,7 @@ class ImageTest : public testing::Test {
     size_t bytes = 0;
     EXPECT_EQ(state.export_size(slot, &bytes, nullptr), LLA_OK);
     std::vector<char> image(bytes);
-    EXPECT_EQ(state.pack(slot, image.data(), bytes, nullptr), LLA_OK);
+    EXPECT_EQ(state.pack(slot, image.data(), bytes, nullptr, nullptr), LLA_OK);
     EXPECT_EQ(seal_image(image.data(), bytes, tag, nullptr), LLA_OK);
     return image;
   }
@@ -63,7 +63,7 @@ class ImageTest : public testing::Test {
     return check_image(image.data(), image.size(), nullptr, nullptr, &error_);
   }
   lla_status unpack(const std::vector<char>& image, int64_t slot = 1) {
-    return state_->unpack(slot, image.data(), image.size(), &error_);
+    return state_->unpack(slot, image.data(), image.size(), nullptr, &error_);
   }
   static void reseal(std::vector<char>* image) {
     ASSERT_EQ(seal_image(image->data(), image->size(), image->data() + image::kTagAt, nullptr), LLA_OK);
@@ -90,14 +90,14 @@ TEST_F(ImageTest, RoundTripsBitForBit) {
   const StatePointer other = make_state(context_.get(), layers_, description_);
   fill(other.get(), 2, 25);
   const int64_t free = other->free_nodes();
-  ASSERT_EQ(other->unpack(2, image.data(), image.size(), &error_), LLA_OK) << error_.text;
+  ASSERT_EQ(other->unpack(2, image.data(), image.size(), nullptr, &error_), LLA_OK) << error_.text;
   EXPECT_EQ(image_of(*other, 2), image);
   EXPECT_EQ(other->free_nodes(), free);
   // Bytes need no alignment, and may be followed by others.
   std::vector<char> shifted(image.size() + 3, 'x');
   std::copy(image.begin(), image.end(), shifted.begin() + 1);
   EXPECT_EQ(check_image(shifted.data() + 1, image.size() + 2, nullptr, nullptr, &error_), LLA_OK);
-  EXPECT_EQ(state_->unpack(2, shifted.data() + 1, image.size() + 2, &error_), LLA_OK);
+  EXPECT_EQ(state_->unpack(2, shifted.data() + 1, image.size() + 2, nullptr, &error_), LLA_OK);
   EXPECT_EQ(image_of(*state_, 2), image);
 }
 
@@ -118,7 +118,7 @@ TEST_F(ImageTest, SizeGrowsWithLiveNodesOnly) {
     for (int b = 0; b < 4; ++b) {
       if (((position / 4) >> b) & 1) {
         float values[12] = {};
-        ASSERT_EQ(state_->write(2, 0, LLA_PART_NODE, b, lla_tensor_of(values, LLA_F32, 2, 3, 2, -1), nullptr), LLA_OK);
+        ASSERT_EQ(state_->write(2, 0, LLA_PART_NODE, b, lla_tensor_of(values, LLA_F32, 2, 3, 2, -1), nullptr, nullptr), LLA_OK);
       }
     }
     ASSERT_EQ(state_->export_size(2, bytes, nullptr), LLA_OK);
@@ -153,8 +153,8 @@ TEST_F(ImageTest, AnUnsealedImageIsNoImage) {
   size_t bytes = 0;
   ASSERT_EQ(state_->export_size(0, &bytes, nullptr), LLA_OK);
   std::vector<char> image(bytes);
-  EXPECT_EQ(state_->pack(0, image.data(), bytes - 1, nullptr), LLA_BUFFER_TOO_SMALL);
-  ASSERT_EQ(state_->pack(0, image.data(), bytes, nullptr), LLA_OK);
+  EXPECT_EQ(state_->pack(0, image.data(), bytes - 1, nullptr, nullptr), LLA_BUFFER_TOO_SMALL);
+  ASSERT_EQ(state_->pack(0, image.data(), bytes, nullptr, nullptr), LLA_OK);
   EXPECT_EQ(check(image), LLA_DATA_CORRUPT);
   EXPECT_EQ(unpack(image), LLA_DATA_CORRUPT);
   EXPECT_EQ(seal_image(image.data(), bytes - 1, nullptr, nullptr), LLA_BUFFER_TOO_SMALL);
@@ -212,7 +212,7 @@ TEST_F(ImageTest, OtherGroupsAreRefused) {
   const std::vector<char> image = image_of(*state_, 0);
   const auto into = [&](const std::vector<LayerHistory>& layers, const lla_state_desc& description) {
     const StatePointer other = make_state(context_.get(), layers, description);
-    return other->unpack(0, image.data(), image.size(), &error_);
+    return other->unpack(0, image.data(), image.size(), nullptr, &error_);
   };
   EXPECT_EQ(into(layers_, description_), LLA_OK);
   auto layers = layers_;

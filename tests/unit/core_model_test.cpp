@@ -421,7 +421,7 @@ bool Simulation::plan_step(BatchOwner* batch, Planned* step, const std::set<int6
   rows.snapshot_rows = index_of(step->snapshot_rows);
   rows.snapshot_slots = index_of(step->snapshot_slot);
   Error error;
-  const lla_status status = plan_batch(batch->get(), state_.get(), rows, nullptr, &error);
+  const lla_status status = plan_batch(batch->get(), state_.get(), rows, nullptr, nullptr, &error);
   EXPECT_EQ(status, LLA_OK) << error.text;
   if (status != LLA_OK) return false;
   // Every row is in a live sequence or slack, and only in one.
@@ -447,7 +447,7 @@ void Simulation::commit(BatchOwner* batch, const Planned& step, bool ran) {
     if (step.in[b] < 0) accepted[b] = 1000;  // padding: not looked at
   }
   Error error;
-  ASSERT_EQ(commit_batch(state_.get(), batch->get(), given ? index_of(accepted) : lla_index{nullptr, 0, 0}, &error), LLA_OK)
+  ASSERT_EQ(commit_batch(state_.get(), batch->get(), given ? index_of(accepted) : lla_index{nullptr, 0, 0}, nullptr, &error), LLA_OK)
       << error.text;
   const std::vector<ModelSlot> before = model_;
   const auto extended = [&](size_t b, int64_t rows) {
@@ -463,7 +463,7 @@ void Simulation::commit(BatchOwner* batch, const Planned& step, bool ran) {
     if (step.snapshot_rows[i] <= accepted[b])
       model_[static_cast<size_t>(step.snapshot_slot[i])] = extended(b, step.snapshot_rows[i]);
   }
-  EXPECT_EQ(commit_batch(state_.get(), batch->get(), {nullptr, 0, 0}, nullptr), LLA_BUSY);
+  EXPECT_EQ(commit_batch(state_.get(), batch->get(), {nullptr, 0, 0}, nullptr, nullptr), LLA_BUSY);
 }
 
 // One or two batches on disjoint slots: planned, perhaps run, then committed or dropped.
@@ -503,7 +503,7 @@ void Simulation::step_reorder() {
     targets.push_back(order[static_cast<size_t>(i)]);
     model_[static_cast<size_t>(targets.back())] = before[static_cast<size_t>(sources.back())];
   }
-  ASSERT_EQ(state_->fork(sources.data(), targets.data(), count, nullptr), LLA_OK);
+  ASSERT_EQ(state_->fork(sources.data(), targets.data(), count, nullptr, nullptr), LLA_OK);
 }
 
 void Simulation::step_truncate() {
@@ -533,11 +533,11 @@ void Simulation::step_copy() {
   size_t bytes = 0;
   ASSERT_EQ(state_->export_size(from, &bytes, nullptr), LLA_OK);
   std::vector<char> image(bytes);
-  ASSERT_EQ(state_->pack(from, image.data(), bytes, nullptr), LLA_OK);
+  ASSERT_EQ(state_->pack(from, image.data(), bytes, nullptr, nullptr), LLA_OK);
   ASSERT_EQ(seal_image(image.data(), bytes, nullptr, nullptr), LLA_OK);
   ASSERT_EQ(check_image(image.data(), bytes, nullptr, nullptr, nullptr), LLA_OK);
   Error error;
-  ASSERT_EQ(state_->unpack(to, image.data(), bytes, &error), LLA_OK) << error.text;
+  ASSERT_EQ(state_->unpack(to, image.data(), bytes, nullptr, &error), LLA_OK) << error.text;
   model_[static_cast<size_t>(to)] = model_[static_cast<size_t>(from)];
 }
 

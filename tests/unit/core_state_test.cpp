@@ -262,11 +262,11 @@ TEST_F(StateTest, ResetsAndForksSayWhatIsWrong) {
   EXPECT_STREQ(error.text, "positions[1] = 51 is beyond the state's max_length 50");
   EXPECT_EQ(state->reset(two.data(), 2, negative.data(), &error), LLA_INVALID_ARGUMENT);
   EXPECT_EQ(state->record(1).image.position, 50);  // nothing changed
-  EXPECT_EQ(state->fork(two.data(), bad_slots.data(), 2, &error), LLA_INVALID_ARGUMENT);
+  EXPECT_EQ(state->fork(two.data(), bad_slots.data(), 2, nullptr, &error), LLA_INVALID_ARGUMENT);
   EXPECT_STREQ(error.text, "targets[1] = 4 is not one of the state's 4 slots");
-  EXPECT_EQ(state->fork(bad_slots.data(), two.data(), 2, &error), LLA_INVALID_ARGUMENT);
+  EXPECT_EQ(state->fork(bad_slots.data(), two.data(), 2, nullptr, &error), LLA_INVALID_ARGUMENT);
   EXPECT_STREQ(error.text, "sources[1] = 4 is not one of the state's 4 slots");
-  EXPECT_EQ(state->fork(two.data(), twice.data(), 2, &error), LLA_INVALID_ARGUMENT);
+  EXPECT_EQ(state->fork(two.data(), twice.data(), 2, nullptr, &error), LLA_INVALID_ARGUMENT);
   EXPECT_STREQ(error.text, "targets[1] = 3 is named twice");
   EXPECT_EQ(state->truncate(1, 51, &error), LLA_INVALID_ARGUMENT);
   EXPECT_EQ(state->truncate(1, 49, &error), LLA_ROLLBACK_LIMIT);
@@ -337,12 +337,12 @@ class ContentsTest : public StateTest {
   void reset(int64_t slot, int64_t position) { ASSERT_EQ(state_->reset(&slot, 1, &position, nullptr), LLA_OK); }
   lla_status write(int64_t slot, int64_t layer, lla_state_part part, int64_t index, std::vector<int64_t> dims, float first) {
     Values values(dims, first);
-    return state_->write(slot, layer, part, index, values.tensor, &error_);
+    return state_->write(slot, layer, part, index, values.tensor, nullptr, &error_);
   }
   std::vector<float> read(int64_t slot, int64_t layer, lla_state_part part, int64_t index, std::vector<int64_t> dims) {
     Values values(dims, -1);
     Error error;
-    EXPECT_EQ(state_->read(slot, layer, part, index, values.tensor, &error), LLA_OK) << error.text;
+    EXPECT_EQ(state_->read(slot, layer, part, index, values.tensor, nullptr, &error), LLA_OK) << error.text;
     return values.values();
   }
   static std::vector<float> rising(size_t count, float first) {
@@ -380,7 +380,7 @@ TEST_F(ContentsTest, WritingASharedNodeMakesAnOwnCopy) {
   EXPECT_EQ(write(0, 0, LLA_PART_NODE, 1, {2, 3, 2}, 10), LLA_OK);
   EXPECT_EQ(write(0, 2, LLA_PART_NODE, 1, {1, 1, 1}, 77), LLA_OK);
   const int64_t source = 0, target = 1;
-  ASSERT_EQ(state_->fork(&source, &target, 1, nullptr), LLA_OK);
+  ASSERT_EQ(state_->fork(&source, &target, 1, nullptr, nullptr), LLA_OK);
   const int64_t free = query(*state_, LLA_STATE_FREE_NODE_BLOCKS);
   EXPECT_EQ(state_->record(0).image.node[1], state_->record(1).image.node[1]);
   EXPECT_EQ(write(1, 0, LLA_PART_NODE, 1, {2, 3, 2}, 50), LLA_OK);
@@ -444,19 +444,19 @@ TEST_F(ContentsTest, ShapesAndTypesAreChecked) {
   EXPECT_EQ(write(0, 0, LLA_PART_NODE, 48, {2, 3, 2}, 0), LLA_INVALID_ARGUMENT);
   Values values({3, 1, 3}, 0);
   values.tensor.dtype = LLA_I32;
-  EXPECT_EQ(state_->read(0, 0, LLA_PART_TAIL_K, 0, values.tensor, nullptr), LLA_DTYPE_MISMATCH);
+  EXPECT_EQ(state_->read(0, 0, LLA_PART_TAIL_K, 0, values.tensor, nullptr, nullptr), LLA_DTYPE_MISMATCH);
   values.tensor.dtype = LLA_F32;
   values.tensor.data = nullptr;
-  EXPECT_EQ(state_->read(0, 0, LLA_PART_TAIL_K, 0, values.tensor, nullptr), LLA_NULL_POINTER);
+  EXPECT_EQ(state_->read(0, 0, LLA_PART_TAIL_K, 0, values.tensor, nullptr, nullptr), LLA_NULL_POINTER);
   EXPECT_TRUE(state_->is_empty(0));  // nothing of this changed the slot
 }
 
 TEST_F(ContentsTest, ConvertsOnceAndToNearest) {
   reset(0, 5);
   double value[2] = {1 + 0x1p-9 + 0x1p-40, -std::numeric_limits<double>::infinity()};
-  ASSERT_EQ(state_->write(0, 0, LLA_PART_TAIL_GATE, 0, lla_tensor_of(value, LLA_F64, 1, 2, -1, -1), nullptr), LLA_OK);
+  ASSERT_EQ(state_->write(0, 0, LLA_PART_TAIL_GATE, 0, lla_tensor_of(value, LLA_F64, 1, 2, -1, -1), nullptr, nullptr), LLA_OK);
   uint16_t narrow[2];
-  ASSERT_EQ(state_->read(0, 0, LLA_PART_TAIL_GATE, 0, lla_tensor_of(narrow, LLA_BF16, 1, 2, -1, -1), nullptr), LLA_OK);
+  ASSERT_EQ(state_->read(0, 0, LLA_PART_TAIL_GATE, 0, lla_tensor_of(narrow, LLA_BF16, 1, 2, -1, -1), nullptr, nullptr), LLA_OK);
   EXPECT_EQ(bf16_to_float(narrow[0]), 1.0f);
   EXPECT_EQ(bf16_to_float(narrow[1]), -INFINITY);
 }
@@ -466,8 +466,8 @@ TEST_F(ContentsTest, ImportsLinearStates) {
   state_ = make_state(cpu_.get(), {linear, linear, layers_[0]}, description_of(2));
   reset(0, 8);
   Values other({2, 3, 2}, 1), matrix({2, 3, 2}, 100);
-  ASSERT_EQ(state_->write(0, 2, LLA_PART_NODE, 1, other.tensor, nullptr), LLA_OK);
-  ASSERT_EQ(state_->import_linear(0, 0, 11, matrix.tensor, true, &error_), LLA_OK) << error_.text;
+  ASSERT_EQ(state_->write(0, 2, LLA_PART_NODE, 1, other.tensor, nullptr, nullptr), LLA_OK);
+  ASSERT_EQ(state_->import_linear(0, 0, 11, matrix.tensor, true, nullptr, &error_), LLA_OK) << error_.text;
   EXPECT_EQ(state_->record(0).image.position, 11);
   EXPECT_EQ(state_->record(0).image.start, 11);
   EXPECT_EQ(query(*state_, LLA_STATE_SLOT_NODES, 0), 1);
@@ -476,14 +476,14 @@ TEST_F(ContentsTest, ImportsLinearStates) {
   EXPECT_EQ(read(0, 1, LLA_PART_ABSORBED, 0, {2, 3, 2}), std::vector<float>(12, 0));
   EXPECT_EQ(read(0, 2, LLA_PART_NODE, 1, {2, 3, 2}), std::vector<float>(12, 0));
   Values second({2, 3, 2}, 200);
-  EXPECT_EQ(state_->import_linear(0, 1, 12, second.tensor, false, &error_), LLA_POSITION_MISMATCH);
+  EXPECT_EQ(state_->import_linear(0, 1, 12, second.tensor, false, nullptr, &error_), LLA_POSITION_MISMATCH);
   EXPECT_STREQ(error_.text, "position = 12, but slot 0 stands at 11");
-  ASSERT_EQ(state_->import_linear(0, 1, 11, second.tensor, false, &error_), LLA_OK);
+  ASSERT_EQ(state_->import_linear(0, 1, 11, second.tensor, false, nullptr, &error_), LLA_OK);
   EXPECT_EQ(read(0, 0, LLA_PART_ABSORBED, 0, {2, 3, 2}), rising(12, 100));
   EXPECT_EQ(read(0, 1, LLA_PART_ABSORBED, 0, {2, 3, 2}), rising(12, 200));
-  EXPECT_EQ(state_->import_linear(0, 2, 11, second.tensor, false, &error_), LLA_UNSUPPORTED);
-  EXPECT_EQ(state_->import_linear(0, 0, -1, second.tensor, true, &error_), LLA_INVALID_ARGUMENT);
-  EXPECT_EQ(state_->import_linear(0, 0, int64_t{1} << 40, second.tensor, true, &error_), LLA_LEVELS_EXCEEDED);
+  EXPECT_EQ(state_->import_linear(0, 2, 11, second.tensor, false, nullptr, &error_), LLA_UNSUPPORTED);
+  EXPECT_EQ(state_->import_linear(0, 0, -1, second.tensor, true, nullptr, &error_), LLA_INVALID_ARGUMENT);
+  EXPECT_EQ(state_->import_linear(0, 0, int64_t{1} << 40, second.tensor, true, nullptr, &error_), LLA_LEVELS_EXCEEDED);
   EXPECT_EQ(state_->record(0).image.position, 11);
 }
 
@@ -508,12 +508,12 @@ TEST_F(ContentsTest, AnExhaustedPoolRefusesAndChangesNothing) {
   EXPECT_EQ(write(1, 0, LLA_PART_ABSORBED, 0, {2, 3, 2}, 9), LLA_NO_BLOCKS);
   EXPECT_TRUE(state_->is_empty(1));
   Values matrix({2, 3, 2}, 100);
-  EXPECT_EQ(state_->import_linear(1, 0, 3, matrix.tensor, true, nullptr), LLA_NO_BLOCKS);
+  EXPECT_EQ(state_->import_linear(1, 0, 3, matrix.tensor, true, nullptr, nullptr), LLA_NO_BLOCKS);
   EXPECT_EQ(state_->record(1).image.position, 8);
-  EXPECT_EQ(state_->import_linear(0, 0, 3, matrix.tensor, true, nullptr), LLA_OK);  // takes over its own block
+  EXPECT_EQ(state_->import_linear(0, 0, 3, matrix.tensor, true, nullptr, nullptr), LLA_OK);  // takes over its own block
   EXPECT_EQ(read(0, 0, LLA_PART_ABSORBED, 0, {2, 3, 2}), rising(12, 100));
   const int64_t source = 0, target = 1;
-  ASSERT_EQ(state_->fork(&source, &target, 1, nullptr), LLA_OK);
+  ASSERT_EQ(state_->fork(&source, &target, 1, nullptr, nullptr), LLA_OK);
   EXPECT_EQ(write(1, 0, LLA_PART_ABSORBED, 0, {2, 3, 2}, 9), LLA_NO_BLOCKS);  // shared, and no copy can be made
   EXPECT_EQ(read(1, 0, LLA_PART_ABSORBED, 0, {2, 3, 2}), rising(12, 100));
 }

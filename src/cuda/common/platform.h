@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #if defined(LLA_CUDA_EMULATED)
-#include "cuda_emulator.h"
+#include <cuda_emulator.h>
 #else
 #include <cuda_runtime.h>
 #endif
@@ -14,6 +14,17 @@
 #include "lla/status.h"
 
 namespace lla::cuda {
+
+// Text of the last error that a call of this thread met.
+inline thread_local const char* last_error_text = "no error";
+
+// Forgets an error that is being answered, so that nobody else meets it.
+inline int32_t status_of(cudaError_t error) {
+  if (error == cudaSuccess) return LLA_OK;
+  last_error_text = cudaGetErrorString(error);
+  cudaGetLastError();
+  return error == cudaErrorMemoryAllocation ? LLA_OUT_OF_DEVICE_MEMORY : LLA_DEVICE_ERROR;
+}
 
 constexpr unsigned kAllLanes = 0xffffffffu;
 
@@ -46,11 +57,13 @@ int32_t launch(void (*kernel)(Parameters...), int64_t tasks, int threads, size_t
   emulator::run_kernel({blocks, 1, 1}, {static_cast<unsigned>(threads), 1, 1}, [&] { kernel(arguments...); });
   return LLA_OK;
 #else
-  if (shared_bytes > 48 * 1024 &&
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)) != cudaSuccess)
-    return LLA_DEVICE_ERROR;
+  if (shared_bytes > 48 * 1024) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+    if (error != cudaSuccess) return status_of(error);
+  }
   kernel<<<blocks, threads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(arguments...);
-  return cudaGetLastError() == cudaSuccess ? LLA_OK : LLA_DEVICE_ERROR;
+  return status_of(cudaGetLastError());
 #endif
 }
 
@@ -62,7 +75,7 @@ int32_t load_kernel(void (*kernel)(Parameters...)) {
   return LLA_OK;
 #else
   cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess ? LLA_OK : LLA_DEVICE_ERROR;
+  return status_of(cudaFuncGetAttributes(&attributes, kernel));
 #endif
 }
 

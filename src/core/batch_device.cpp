@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// A batch on a device: the memory that its plan needs there, and the way of the plan to it.
+#include <algorithm>
+
+#include "core/batch.h"
+#include "core/batch_records.h"
+#include "core/checked.h"
+#include "core/error.h"
+
+namespace lla {
+
+namespace {
+
+// Where the arrays of a plan lie in the device's memory. The same numbers as in the host's memory of the batch.
+struct DeviceLayout {
+  int64_t sequences = 0, nodes = 0, rows = 0, slack = 0;
+  Size bytes = 0;
+
+  explicit DeviceLayout(const Limits& limits) {
+    const Size borders = Size(limits.sequences) * kMostDraftChunks;
+    const Size nodes_count = Size(borders.valid() ? std::min(borders.value(), limits.rows) : limits.rows) + limits.snapshots;
+    sequences = place(limits.sequences, sizeof(Sequence));
+    nodes = place(nodes_count, sizeof(NodesToStore));
+    rows = place((Size(limits.sequences) + limits.snapshots) * 2, sizeof(RowsToStore));
+    slack = place(Size(limits.sequences) + 1, sizeof(RowRange));
+  }
+
+ private:
+  int64_t place(Size count, int64_t size) {
+    const int64_t offset = bytes.value();
+    bytes += (count * size).aligned(kAlignment);
+    return offset;
+  }
+};
+
+// The element of the device's array that stands for one of the host's.
+template <class T>
+const T* translate(const T* element, const T* host, char* device) {
+  return element ? reinterpret_cast<const T*>(device) + (element - host) : nullptr;
+}
+
+}  // namespace
+
+lla_status batch_device_size(const Context& context, const Limits& limits, size_t* bytes, lla_error* error) noexcept {
+  *bytes = 0;
+  if (!context.device) return LLA_OK;
+  const DeviceLayout layout(limits);
+  if (!layout.bytes.valid())
+    return fail(error, LLA_SIZE_OVERFLOW, "limits: a batch of %lld sequences and %lld rows is too large",
+                static_cast<long long>(limits.sequences), static_cast<long long>(limits.rows));
+  *bytes = static_cast<size_t>(layout.bytes.value());
+  return LLA_OK;
+}
+
+lla_status bind_device_memory(Batch* batch, void* memory, size_t bytes, lla_error* error) noexcept {
+  size_t needed = 0;
+  LLA_TRY(batch_device_size(*batch->context, batch->limits, &needed, error));
+  if (reinterpret_cast<uintptr_t>(memory) % static_cast<uintptr_t>(kAlignment) != 0)
+    return fail(error, LLA_MISALIGNED, "memory is not aligned to %lld bytes", static_cast<long long>(kAlignment));
+  if (bytes < needed) return fail(error, LLA_BUFFER_TOO_SMALL, "bytes = %zu, but the batch needs %zu", bytes, needed);
+  batch->device_memory = static_cast<char*>(memory);
+  return LLA_OK;
+}
+
+lla_status upload_plan(Batch* batch, void* stream, lla_error* error) noexcept {
+  const Context& context = *batch->context;
+  if (!batch->device_memory)
+    return fail(error, LLA_NULL_POINTER, "batch: lla_batch_bind_device() has not given it memory of the device");
+  const DeviceLayout layout(batch->limits);
+  char* base = batch->device_memory;
+  BatchView& view = batch->device_view;
+  view = batch->view;
+  for (int64_t b = 0; b < view.count; ++b) {
+    const Sequence& sequence = batch->sequences[b];
+    Sequence& moved = batch->translated[b];
+    moved = sequence;
+    moved.nodes_to_store = translate<NodesToStore>(sequence.nodes_to_store, batch->nodes, base + layout.nodes);
+    moved.tail_to_store = translate<RowsToStore>(sequence.tail_to_store, batch->rows, base + layout.rows);
+    moved.conv_to_store = translate<RowsToStore>(sequence.conv_to_store, batch->rows, base + layout.rows);
+    if (sequence.padding) continue;
+    view.most_rows = std::max(view.most_rows, sequence.rows);
+    view.most_length = std::max(view.most_length, sequence.position + sequence.rows);
+    view.most_nodes_to_store = std::max(view.most_nodes_to_store, sequence.nodes_to_store_count);
+    view.most_tail_to_store = std::max(view.most_tail_to_store, sequence.tail_to_store_count);
+    view.most_conv_to_store = std::max(view.most_conv_to_store, sequence.conv_to_store_count);
+  }
+  view.sequences = reinterpret_cast<const Sequence*>(base + layout.sequences);
+  view.slack = reinterpret_cast<const RowRange*>(base + layout.slack);
+  const auto send = [&](int64_t offset, const void* from, int64_t count, size_t size) {
+    const int32_t status = context.device->upload(base + offset, from, static_cast<size_t>(count) * size, stream);
+    return device_status(context, status, "the plan cannot be sent", error);
+  };
+  LLA_TRY(send(layout.sequences, batch->translated, view.count, sizeof(Sequence)));
+  LLA_TRY(send(layout.nodes, batch->nodes, batch->nodes_used, sizeof(NodesToStore)));
+  LLA_TRY(send(layout.rows, batch->rows, batch->rows_used, sizeof(RowsToStore)));
+  return send(layout.slack, batch->slack, view.slack_count, sizeof(RowRange));
+}
+
+}  // namespace lla

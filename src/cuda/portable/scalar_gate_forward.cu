@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scalar gate forward: the outputs of a chunk from its own rows and the nodes of its past, and what is stored afterwards.
+#include "cuda/portable/scalar_gate.h"
+
+namespace lla::cuda::scalar_gate {
+
+namespace {
+
+struct OutputsShared {
+  float query[64 * kAlong];    // later the weights of the chunk's own rows
+  float key[64 * kAcross];     // later the values
+  float node[64 * kAcross];
+  ChunkDecays decays;          // row factors times scale and λ, key factors times the write strength
+  float diagonal[64];          // scale λ of level 0
+  Past past;
+  float weight[1];             // [entries][64]: with which the rows read the nodes
+};
+
+size_t outputs_bytes(const Inputs& in) { return sizeof(OutputsShared) + static_cast<size_t>(in.most_entries) * 64 * 4; }
+
+// Stores 64 x 64 elements of y from a tile of row stride kAlong.
+__device__ __forceinline__ void store_rows(const Inputs& in, const View& y, const Sequence& sequence, const ChunkSpan& span,
+                                           int64_t head, int64_t v0, const float* tile) {
+  const int c = 4 * (threadIdx.x % 16);
+  const int64_t left = in.shape.value_dim - v0 - c;
+  for (int r = threadIdx.x / 16; r < span.hi; r += 8) {
+    if (r < span.lo || left <= 0) continue;
+    void* to = y.at(sequence.index, span.row(sequence, r), head);
+    for (int i = 0; i < 4 && i < left; ++i) {
+      put_element(to, y.dtype, v0 + c + i, tile[r * kAlong + c + i], y.accumulate);
+    }
+  }
+}
+
+// One block: one chunk and head, 64 columns of values.
+template <bool kExact>
+__global__ void __launch_bounds__(kThreads) outputs(const __grid_constant__ Inputs in, const View y, int64_t tasks) {
+  OutputsShared& shared = *reinterpret_cast<OutputsShared*>(shared_memory());
+  const Geometry& geometry = in.geometry;
+  const MixerShape& shape = in.shape;
+  const int64_t tiles = tiles_of(shape.value_dim), heads = shape.heads;
+  const float scale = static_cast<float>(shape.scale);
+  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const int64_t head = in.head_of(task % heads), v0 = task / heads % tiles * kTile, number = task / heads / tiles;
+    const int64_t b = geometry.places.find(in.batch, number);
+    const Walk walk(in, b);
+    const Sequence& sequence = walk.sequence;
+    const int64_t order = number - geometry.places.first(in.batch, b), chunk = walk.range.first + order;
+    if (order >= walk.range.count) continue;
+    const ChunkSpan span(sequence, geometry.chunk, chunk);
+    if (span.lo >= span.hi) continue;
+    const uint64_t past = past_of(geometry, walk.range.first, chunk);
+    const ChunkRows keys = key_rows(in, sequence, span, head), values = value_rows(in, sequence, span, head);
+    const ChunkRows queries = call_rows(in, sequence, span, in.q, shape.group_of(head));
+
+    if (threadIdx.x < 32) fill_decays(in, sequence, span, head, &shared.decays);
+    if (threadIdx.x / 32 == 1) list_past(in, walk, chunk, head, past, &shared.past);
+    __syncthreads();
+    // Weights: of the row's own levels, then of the nodes. A column of λ that no row reads is not looked at.
+    {
+      const int r = threadIdx.x % 64;
+      const bool live = r >= span.lo && r < span.hi;
+      const View& lambda = in.lambda;
+      const void* row = live && shape.levels > 0 ? lambda.at(sequence.index, span.row(sequence, r), head) : nullptr;
+      const auto weight = [&](int64_t column) { return row ? scale * load_element(row, lambda.dtype, column) : scale; };
+      for (int l = threadIdx.x / 64; l <= 6; l += 2) {
+        if (l == 0) {
+          shared.diagonal[r] = live ? weight(0) : 0;
+          continue;
+        }
+        shared.decays.row[l][r] *= live && ((r >> (l - 1)) & 1) ? weight(shape.column(l)) : 0;
+        shared.decays.key[l][r] *= shared.decays.write[r];
+      }
+      int entry = 0;
+      for (uint64_t left = past; left; left &= left - 1, ++entry) {
+        const int level = __ffsll(static_cast<long long>(left)) - 1;
+        if (entry % 2 != static_cast<int>(threadIdx.x) / 64) continue;
+        shared.weight[entry * 64 + r] =
+            live ? weight(entry_column(in, level)) * shared.decays.row[7][r] * decay_of(shared.past.newer[level]) : 0;
+      }
+    }
+
+    TileSum scores, sum;
+    scores.clear();
+    sum.clear();
+    for (int64_t k0 = 0; k0 < shape.key_dim; k0 += kTile) {
+      const int depth = depth_of(shape.key_dim - k0);
+      load_tile(shared.query, kAlong, k0, shape.key_dim, queries);
+      load_tile(shared.key, kAlong, k0, shape.key_dim, keys);
+      __syncthreads();
+      multiply<kExact>(
+          scores, depth, [&](int m, int k) { return shared.query[m * kAlong + k]; },
+          [&](int k, int n) { return shared.key[n * kAlong + k]; });
+      int entry = 0;
+      for (uint64_t left = past; left; left &= left - 1, ++entry) {
+        const NodeSource& node = shared.past.node[__ffsll(static_cast<long long>(left)) - 1];
+        if (!node.data) continue;
+        load_node_tile(in, shared.node, kAcross, node, k0, v0);
+        __syncthreads();
+        const RowFactors factors(shared.weight + entry * 64);
+        multiply<kExact>(
+            sum, depth, [&](int m, int k) { return factors(m) * shared.query[m * kAlong + k]; },
+            [&](int k, int n) { return shared.node[k * kAcross + n]; });
+        __syncthreads();
+      }
+      __syncthreads();
+    }
+    scores.each([&](int i, int s, float& x) {
+      float factor = 0;
+      if (i == s) factor = shared.diagonal[i] * shared.decays.write[i];
+      if (i > s) factor = shared.decays.row[local_level(i, s)][i] * shared.decays.key[local_level(i, s)][s];
+      shared.query[i * kAlong + s] = i < s ? 0 : factor * x;
+    });
+    load_tile(shared.key, kAcross, v0, shape.value_dim, values);
+    __syncthreads();
+    multiply<kExact>(
+        sum, depth_of(span.hi), [&](int m, int k) { return shared.query[m * kAlong + k]; },
+        [&](int k, int n) { return shared.key[k * kAcross + n]; });
+    __syncthreads();
+    sum.each([&](int row, int column, float& x) { shared.query[row * kAlong + column] = x; });
+    __syncthreads();
+    store_rows(in, y, sequence, span, head, v0, shared.query);
+    __syncthreads();
+  }
+}
+
+// One block: one node of one border to store, one head. Levels are the state's; the last one is the absorbing node.
+__global__ void __launch_bounds__(kWalkThreads) store_nodes(const __grid_constant__ Inputs in, int levels, int64_t most, int64_t tasks) {
+  const Geometry& geometry = in.geometry;
+  const int64_t heads = in.shape.heads;
+  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const int64_t head = task % heads, index = task / heads % (levels + 1), item = task / heads / (levels + 1) % most;
+    const Walk walk(in, task / heads / (levels + 1) / most);
+    if (walk.sequence.padding || item >= walk.sequence.nodes_to_store_count) continue;
+    const NodesToStore& plan = walk.sequence.nodes_to_store[item];
+    const int state_level = index == levels ? kAbsorbed : static_cast<int>(index);
+    const int32_t id = plan.node[state_level];
+    const int64_t chunk = plan.position >> geometry.chunk.rows_log;
+    if (id < 0 || !((plan.write >> state_level) & 1)) continue;
+    // The entries of which it is the sum; none: zero.
+    uint64_t parts = past_of(geometry, walk.range.first, chunk);
+    if (state_level == kAbsorbed) {
+      if (!geometry.absorbs) continue;
+      parts &= ~((uint64_t{1} << geometry.apart) - 1);
+    } else {
+      const int level = state_level + geometry.chunk.ratio_log;
+      if (level >= geometry.apart) continue;
+      parts &= uint64_t{1} << level;
+    }
+    const int64_t size = in.shape.key_dim * in.shape.value_dim;
+    char* to = in.state.node(id, head);
+    const int32_t dtype = in.state.node_layout.dtype;
+    for (int64_t e = threadIdx.x; e <= size; e += kWalkThreads) {  // the one after the last is the log decay
+      const int64_t row = e / in.shape.value_dim, column = e % in.shape.value_dim;
+      float sum = 0, decay = 0;
+      for (uint64_t left = parts; left; left &= left - 1) {
+        const NodeSource node = past_node(in, walk, chunk, __ffsll(static_cast<long long>(left)) - 1, head);
+        if (node.data && e < size)
+          sum += decay_of(decay) * load_element(node.data, node.dtype, row * node.row + column);
+        decay += node.decay;
+      }
+      if (e < size) {
+        store_element(to, dtype, e, sum);
+      } else {
+        if (geometry.linear) decay = in.scratch.decay[walk.slot_of(chunk - 1) * heads + head];
+        store_element(in.state.node_decay(id, head), LLA_F32, 0, decay);
+      }
+    }
+  }
+}
+
+// One block: 64 raw rows to store, of one group's keys or one head's values, gates and write strengths.
+__global__ void __launch_bounds__(kWalkThreads) store_tail(const __grid_constant__ Inputs in, int64_t splits, int64_t most, int64_t tasks) {
+  const int64_t lanes = in.shape.groups + in.shape.heads;
+  const SlotMemory& state = in.state;
+  const TailLayout& layout = state.tail_layout;
+  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const int64_t lane = task % lanes, split = task / lanes % splits, item = task / lanes / splits % most;
+    const Sequence& sequence = in.batch.sequences[task / lanes / splits / most];
+    if (sequence.padding || item >= sequence.tail_to_store_count) continue;
+    const RowsToStore& plan = sequence.tail_to_store[item];
+    const SlotImage& history = sequence.history;
+    const bool keys = lane < in.shape.groups;
+    const int64_t head = keys ? lane : lane - in.shape.groups, width = keys ? in.shape.key_dim : in.shape.value_dim;
+    const View& tensor = keys ? in.k : in.v;
+    for (int64_t p = plan.first + 64 * split + threadIdx.x / 32; p < min(plan.last, plan.first + 64 * (split + 1));
+         p += kWalkThreads / 32) {
+      const int64_t ring = (plan.ring + p - plan.first) % layout.capacity;
+      char* to = keys ? state.tail_k(plan.block, head, ring) : state.tail_v(plan.block, head, ring);
+      const bool fresh = p >= sequence.position;
+      if (!fresh && (history.tail < 0 || p < history.start)) continue;
+      const int64_t from_ring = (history.tail_origin + p % in.shape.grain) % layout.capacity;
+      const int64_t row = sequence.row_begin + p - sequence.position;
+      const void* from = fresh  ? tensor.at(sequence.index, row, head)
+                         : keys ? state.tail_k(history.tail, head, from_ring)
+                                : state.tail_v(history.tail, head, from_ring);
+      if (from == to) continue;
+      const int32_t dtype = fresh ? tensor.dtype : layout.dtype;
+      for (int64_t i = threadIdx.x % 32; i < width; i += 32) {
+        store_element(to, layout.dtype, i, load_element(from, dtype, i));
+      }
+      if (keys || threadIdx.x % 32 != 0) continue;
+      float gate = 0, write = 1;
+      if (fresh) {
+        if (in.gate.present()) gate = load_element(in.gate.at(sequence.index, row, head), in.gate.dtype, 0);
+        if (in.write.present()) write = load_element(in.write.at(sequence.index, row, head), in.write.dtype, 0);
+      } else {
+        gate = load_element(state.tail_gate(history.tail, head, from_ring), LLA_F32, 0);
+        write = load_element(state.tail_write(history.tail, head, from_ring), LLA_F32, 0);
+      }
+      store_element(state.tail_gate(plan.block, head, ring), LLA_F32, 0, gate);
+      store_element(state.tail_write(plan.block, head, ring), LLA_F32, 0, write);
+    }
+  }
+}
+
+}  // namespace
+
+void measure_forward(const void* problem, const Limits& limits, Need* need) {
+  const MixerForward& p = *static_cast<const MixerForward*>(problem);
+  const Geometry geometry(p.shape, p.state);
+  Carver carver;
+  NodeScratch().take(&carver, geometry, p.shape, limits);
+  need->shared = carver.used.valid() ? carver.used.value() : -1;
+}
+
+int32_t launch_forward(const void* problem, const Limits&, char* scratch, void* stream) {
+  const MixerForward& p = *static_cast<const MixerForward*>(problem);
+  Inputs in(p);
+  Carver carver{scratch, 0};
+  in.scratch.take(&carver, in.geometry, p.shape, in.limits());
+  const BatchView& batch = p.batch;
+  const int64_t heads = p.shape.heads;
+  const bool exact = in.exact();
+  int32_t status = launch_nodes(in, exact, stream);
+  const int64_t tasks = in.geometry.places.count(batch.total_rows, batch.count) * tiles_of(p.shape.value_dim) * heads;
+  if (status == LLA_OK)
+    status = launch(exact ? outputs<true> : outputs<false>, tasks, kThreads, outputs_bytes(in), stream, in, p.y, tasks);
+  if (!batch.stores || status != LLA_OK) return status;
+  if (p.state.nodes.base) {
+    int levels = 0;
+    for (int64_t n = batch.most_length / p.shape.grain; n > 0 && levels < kNodeLevels; n >>= 1) ++levels;
+    const int64_t blocks = batch.count * batch.most_nodes_to_store * (levels + 1) * heads;
+    status = launch(store_nodes, blocks, kWalkThreads, 0, stream, in, levels, batch.most_nodes_to_store, blocks);
+  }
+  if (p.state.tails.base && status == LLA_OK) {
+    const int64_t splits = (p.state.tail_layout.capacity + 63) / 64;
+    const int64_t blocks = batch.count * batch.most_tail_to_store * splits * (heads + p.shape.groups);
+    status = launch(store_tail, blocks, kWalkThreads, 0, stream, in, splits, batch.most_tail_to_store, blocks);
+  }
+  return status;
+}
+
+int32_t load_forward() {
+  int32_t status = load_nodes_kernels();
+  if (status == LLA_OK) status = load_kernel(outputs<true>);
+  if (status == LLA_OK) status = load_kernel(outputs<false>);
+  if (status == LLA_OK) status = load_kernel(store_nodes);
+  if (status == LLA_OK) status = load_kernel(store_tail);
+  return status;
+}
+
+}  // namespace lla::cuda::scalar_gate
