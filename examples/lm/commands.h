@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "arguments.h"
 #include "handles.h"
 #include "threads.h"
 
@@ -14,14 +15,14 @@ int train_command(int count, char** words);
 int eval_command(int count, char** words);
 int generate_command(int count, char** words);
 
-// Threads and context of a command. The context runs lla's tasks on the threads.
+// Threads and context of a command, from its options --threads and --device. On the CPU lla's tasks run on the threads, too.
 struct Machine {
-  explicit Machine(int64_t thread_count, lla_backend backend = LLA_BACKEND_CPU);
+  static void add_options(Arguments* arguments);
+  explicit Machine(const Arguments& arguments);
   Threads threads;
   Context context;
 };
 // "cpu (avx2, 2 threads)"
 std::string describe_machine(lla_context* context);
-int64_t default_threads();
 
 }  // namespace lm

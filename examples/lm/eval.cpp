@@ -62,14 +62,14 @@ int eval_command(int count, char** words) {
   a.option("stride", "N", "", "distance of the windows for the means by position (default: such that there are 128)");
   a.option("batch", "N", "4", "windows at once");
   a.option("svg", "FILE", "", "also draw the loss by position");
-  a.option("threads", "N", "", "threads (default: all cores)");
+  Machine::add_options(&a);
   if (!a.parse(count, words)) return 0;
 
   const std::vector<std::string> folders = a.all("model");
   if (folders.empty()) throw Error("--model is needed; --help lists the options");
   Text text = read_text(a.all("data"));
   if (a.flagged("whole")) text.held_out = text.training + text.held_out;
-  Machine machine(a.given("threads") ? a.integer("threads", 1, 1024) : default_threads());
+  Machine machine(a);
   const int64_t batch = a.integer("batch", 1, 4096);
 
   std::vector<std::string> names;

@@ -56,7 +56,7 @@ int generate_command(int count, char** words) {
   a.option("top-k", "N", "40", "draw from the N most likely bytes; 0: from all");
   a.option("seed", "N", "1", "seed of the draws");
   a.option("piece", "ROWS", "256", "rows of the prompt that are appended at once");
-  a.option("threads", "N", "", "threads (default: all cores)");
+  Machine::add_options(&a);
   if (!a.parse(count, words)) return 0;
 
   std::string prompt = a.given("prompt-file") ? read_file(a.text("prompt-file")) : a.text("prompt");
@@ -73,7 +73,7 @@ int generate_command(int count, char** words) {
   // A sequence longer than the levels reach is read through the last one.
   config.absorb = config.levels > 0 && lla_levels_needed(length) > config.levels;
 
-  Machine machine(a.given("threads") ? a.integer("threads", 1, 1024) : default_threads());
+  Machine machine(a);
   Model model(machine.context.get(), machine.threads, config, checkpoint.tensors);
   ModelRun run(model, {1, std::min(piece, prompt_length), false, 1, length});
   std::vector<int32_t> ids;

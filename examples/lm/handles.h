@@ -9,6 +9,7 @@
 #include <memory>
 #include <new>
 
+#include "device.h"
 #include "error.h"
 
 namespace lm {
@@ -54,8 +55,8 @@ class Buffer {
   size_t bytes_ = 0;
 };
 
-// A batch together with its memory. A plan that was not committed is given back at the end, so that a batch must not outlive
-// the state that it was planned with.
+// A batch together with its memory, the device's included. A plan that was not committed is given back at the end, so that a
+// batch must not outlive the state that it was planned with.
 class Batch {
  public:
   Batch() = default;
@@ -66,6 +67,10 @@ class Batch {
     lla_batch* batch = nullptr;
     LM_CALL(lla_batch_init, context, &limits, memory_.data(), memory_.bytes(), &batch);
     batch_.reset(batch);
+    LM_CALL(lla_batch_device_size, context, &limits, &bytes, static_cast<size_t*>(nullptr));
+    if (bytes == 0) return;
+    device_memory_ = DeviceBuffer(context, bytes);
+    LM_CALL(lla_batch_bind_device, batch, device_memory_.data(), device_memory_.bytes());
   }
   lla_batch* get() const { return batch_.get(); }
   const lla_batch_limits& limits() const { return limits_; }
@@ -76,6 +81,7 @@ class Batch {
   };
   lla_batch_limits limits_ = LLA_BATCH_LIMITS_INIT;
   Buffer memory_;
+  DeviceBuffer device_memory_;
   std::unique_ptr<lla_batch, Discard> batch_;
 };
 

@@ -12,7 +12,14 @@ Model::Model(lla_context* context, Threads& threads, const ModelConfig& config, 
              lla_dtype activation, int64_t grain)
     : context_(context), threads_(threads), config_(config), activation_(activation) {
   check_parameters(config, tensors, {"in.", "out.", "grad."});
-  for (const ParameterInfo& info : model_parameters(config)) parameters_.push_back({info, tensors.at(info.name), {}});
+  for (const ParameterInfo& info : model_parameters(config)) {
+    Parameter p;
+    p.info = info;
+    p.value = tensors.at(info.name);
+    p.device_value = DeviceBuffer::beside_host(context, p.value.bytes.size());
+    parameters_.push_back(std::move(p));
+  }
+  send_values();
   // The order of model_parameters(): embedding, then block by block, then final norm and head.
   size_t next = 1;
   for (int64_t layer = 0; layer < config.layers; ++layer) {
@@ -72,11 +79,27 @@ std::map<std::string, Tensor> Model::tensors() const {
 }
 
 void Model::make_gradients(lla_dtype dtype) {
-  for (Parameter& p : parameters_) p.gradient = Tensor(dtype, p.info.shape);
+  for (Parameter& p : parameters_) {
+    p.gradient = Tensor(dtype, p.info.shape);
+    p.device_gradient = DeviceBuffer::beside_host(context_, p.gradient.bytes.size());
+  }
 }
 
 void Model::zero_gradients() {
   for (Parameter& p : parameters_) std::memset(p.gradient.data(), 0, p.gradient.bytes.size());
+}
+
+void Model::send_values() {
+  for (const Parameter& p : parameters_) p.device_value.send(p.value.data());
+}
+
+void Model::send_gradients() {
+  for (const Parameter& p : parameters_) p.device_gradient.send(p.gradient.data());
+}
+
+void Model::fetch_gradients() {
+  for (Parameter& p : parameters_) p.device_gradient.fetch(p.gradient.data());
+  wait_for_device(context_);
 }
 
 Checkpoint load_checkpoint(const std::string& folder) {

@@ -19,7 +19,18 @@ namespace lm {
 struct Parameter {
   ParameterInfo info;
   Tensor value;
-  Tensor gradient;  // made by Model::make_gradients()
+  Tensor gradient;                             // made by Model::make_gradients()
+  DeviceBuffer device_value, device_gradient;  // empty on the CPU
+
+  lla_tensor value_view() const { return view_of(value, device_value); }  // what lla takes
+  lla_tensor gradient_view() const { return view_of(gradient, device_gradient); }
+
+ private:
+  static lla_tensor view_of(const Tensor& host, const DeviceBuffer& device) {
+    lla_tensor view = host.view();
+    if (device) view.data = device.data();
+    return view;
+  }
 };
 
 class Model {
@@ -37,6 +48,11 @@ class Model {
   std::map<std::string, Tensor> tensors() const;
   void make_gradients(lla_dtype dtype);  // LLA_F32 or LLA_F64
   void zero_gradients();
+  // The host's values and gradients are the ones that count. Who changes values sends them to the device;
+  // ModelRun::backward() sends and fetches the gradients. On the CPU these do nothing.
+  void send_values();
+  void send_gradients();
+  void fetch_gradients();
 
  private:
   friend class ModelRun;
@@ -82,10 +98,14 @@ class ModelRun {
  private:
   struct Saved {  // what one block keeps for backward(); serving reuses one for all blocks
     RowBuffer input, normed, middle, mlp_normed, gate, up, product;
-    Buffer mixer;
+    DeviceBuffer mixer;
   };
   struct Bindings;
 
+  // Between host and device; nothing on the CPU.
+  void send(const Rows& rows);
+  void fetch(const Rows& rows);
+  void keep(const Rows& from, const Rows& to);  // a copy where lla computes
   void norm(size_t weight, const Rows& x, const Rows& y);
   void norm_backward(size_t weight, const Rows& x, const Rows& dy, const Rows& dx);
   void project(const Layer& layer, size_t weight, const Rows& x, const Rows& y);
@@ -94,9 +114,9 @@ class ModelRun {
   lla_binding weight(size_t index, lla_role role) const;
   lla_binding weight_gradient(size_t index, lla_role role);
   void run_forward(lla_layer* layer, lla_batch* batch, lla_state* state, int64_t layer_index, const Rows& x, const Rows& y,
-                   const std::vector<lla_binding>& weights, Buffer* saved);
+                   const std::vector<lla_binding>& weights, const DeviceBuffer* saved);
   void run_backward(lla_layer* layer, lla_batch* batch, const Rows& x, const Rows& dy, const Rows& dx, bool accumulate,
-                    const std::vector<lla_binding>& weights, std::vector<lla_binding> gradients, const Buffer* saved);
+                    const std::vector<lla_binding>& weights, std::vector<lla_binding> gradients, const DeviceBuffer* saved);
   std::vector<lla_binding> mixer_weights(size_t block) const;
 
   Model& model_;
@@ -104,7 +124,7 @@ class ModelRun {
   State state_;  // before the batches: they give their plans back to it
   Batch mixer_batch_, rows_batch_;
   int64_t planned_rows_ = -1;
-  Buffer workspace_;
+  DeviceBuffer workspace_;
   std::vector<Saved> saved_;
   RowBuffer stream_, branch_, final_, last_, logits_;  // stream: h
   RowBuffer dstream_, dnormed_, dproduct_;             // training

@@ -41,42 +41,42 @@ ModelRun::ModelRun(Model& model, const Options& options) : model_(model), option
       if (*layer) bytes = std::max(bytes, workspace_bytes(layer->get(), row_limits, pass));
     }
   }
-  workspace_ = Buffer(bytes);
+  workspace_ = DeviceBuffer(model.context(), bytes);
 
   saved_.resize(options.training ? static_cast<size_t>(c.layers) : 1);
   for (Saved& s : saved_) {
     if (options.training) {
-      s.input = RowBuffer(total, c.hidden, type);
-      s.middle = RowBuffer(total, c.hidden, type);
+      s.input = RowBuffer(model.context(), total, c.hidden, type);
+      s.middle = RowBuffer(model.context(), total, c.hidden, type);
       const size_t mixer_bytes = saved_bytes(model.mixer_layer_.get(), mixer_limits);
-      if (mixer_bytes) s.mixer = Buffer(mixer_bytes);
+      if (mixer_bytes) s.mixer = DeviceBuffer(model.context(), mixer_bytes);
     }
-    s.normed = RowBuffer(total, c.hidden, type);
+    s.normed = RowBuffer(model.context(), total, c.hidden, type);
     if (c.mlp > 0) {
-      s.mlp_normed = RowBuffer(total, c.hidden, type);
-      s.gate = RowBuffer(total, c.mlp, type);
-      s.up = RowBuffer(total, c.mlp, type);
-      s.product = RowBuffer(total, c.mlp, type);
+      s.mlp_normed = RowBuffer(model.context(), total, c.hidden, type);
+      s.gate = RowBuffer(model.context(), total, c.mlp, type);
+      s.up = RowBuffer(model.context(), total, c.mlp, type);
+      s.product = RowBuffer(model.context(), total, c.mlp, type);
     }
   }
-  stream_ = RowBuffer(total, c.hidden, type);
-  branch_ = RowBuffer(total, c.hidden, type);
-  final_ = RowBuffer(total, c.hidden, type);
-  last_ = RowBuffer(options.sequences, c.hidden, type);
-  logits_ = RowBuffer(total, c.vocab, type);
+  stream_ = RowBuffer(model.context(), total, c.hidden, type);
+  branch_ = RowBuffer(model.context(), total, c.hidden, type);
+  final_ = RowBuffer(model.context(), total, c.hidden, type);
+  last_ = RowBuffer(model.context(), options.sequences, c.hidden, type);
+  logits_ = RowBuffer(model.context(), total, c.vocab, type);
   if (options.training) {
-    dstream_ = RowBuffer(total, c.hidden, type);
-    dnormed_ = RowBuffer(total, c.hidden, type);
-    if (c.mlp > 0) dproduct_ = RowBuffer(total, c.mlp, type);
+    dstream_ = RowBuffer(model.context(), total, c.hidden, type);
+    dnormed_ = RowBuffer(model.context(), total, c.hidden, type);
+    if (c.mlp > 0) dproduct_ = RowBuffer(model.context(), total, c.mlp, type);
   }
 }
 
 lla_binding ModelRun::weight(size_t index, lla_role role) const {
-  return lla_bind(role, model_.parameters_[index].value.view());
+  return lla_bind(role, model_.parameters_[index].value_view());
 }
 
 lla_binding ModelRun::weight_gradient(size_t index, lla_role role) {
-  lla_binding b = lla_bind(role, model_.parameters_[index].gradient.view());
+  lla_binding b = lla_bind(role, model_.parameters_[index].gradient_view());
   b.flags = LLA_ACCUMULATE;
   return b;
 }
@@ -89,7 +89,7 @@ std::vector<lla_binding> ModelRun::mixer_weights(size_t block) const {
 }
 
 void ModelRun::run_forward(lla_layer* layer, lla_batch* batch, lla_state* state, int64_t layer_index, const Rows& x,
-                           const Rows& y, const std::vector<lla_binding>& weights, Buffer* saved) {
+                           const Rows& y, const std::vector<lla_binding>& weights, const DeviceBuffer* saved) {
   const lla_binding io[] = {lla_bind(LLA_X, x.view()), lla_bind(LLA_Y, y.view())};
   lla_forward_args a = LLA_FORWARD_ARGS_INIT;
   a.batch = batch;
@@ -110,7 +110,7 @@ void ModelRun::run_forward(lla_layer* layer, lla_batch* batch, lla_state* state,
 
 void ModelRun::run_backward(lla_layer* layer, lla_batch* batch, const Rows& x, const Rows& dy, const Rows& dx,
                             bool accumulate, const std::vector<lla_binding>& weights, std::vector<lla_binding> gradients,
-                            const Buffer* saved) {
+                            const DeviceBuffer* saved) {
   const lla_binding io[] = {lla_bind(LLA_X, x.view())};
   const lla_binding outputs[] = {lla_bind(LLA_Y, dy.view())};
   gradients.push_back(lla_bind(LLA_X, dx.view()));
@@ -132,6 +132,24 @@ void ModelRun::run_backward(lla_layer* layer, lla_batch* batch, const Rows& x, c
     a.saved_bytes = saved->bytes();
   }
   LM_CALL(lla_layer_backward, layer, &a);
+}
+
+void ModelRun::send(const Rows& rows) {
+  if (rows.device)
+    LM_CALL(lla_device_copy, model_.context(), rows.device, static_cast<const void*>(rows.data), rows.bytes(),
+            static_cast<void*>(nullptr));
+}
+
+void ModelRun::fetch(const Rows& rows) {
+  if (!rows.device) return;
+  LM_CALL(lla_device_copy, model_.context(), rows.data, static_cast<const void*>(rows.device), rows.bytes(),
+          static_cast<void*>(nullptr));
+  wait_for_device(model_.context());
+}
+
+void ModelRun::keep(const Rows& from, const Rows& to) {
+  LM_CALL(lla_device_copy, model_.context(), to.lla_data(), static_cast<const void*>(from.lla_data()), from.bytes(),
+          static_cast<void*>(nullptr));
 }
 
 void ModelRun::norm(size_t index, const Rows& x, const Rows& y) {
@@ -191,18 +209,25 @@ Rows ModelRun::forward(const int32_t* ids, int64_t sequences, int64_t rows, cons
   for (size_t layer = 0; layer < model_.blocks_.size(); ++layer) {
     const Model::Block& b = model_.blocks_[layer];
     Saved& s = saved_[options_.training ? layer : 0];
-    if (options_.training) std::memcpy(s.input.rows(n).data, h.data, static_cast<size_t>(n) * row_bytes);
+    send(h);
+    if (options_.training) keep(h, s.input.rows(n));
     norm(b.mixer_norm, h, s.normed.rows(n));
     run_forward(model_.mixer_layer_.get(), mixer_batch_.get(), state_.get(), state_ ? static_cast<int64_t>(layer) : 0,
                 s.normed.rows(n), branch, mixer_weights(layer), options_.training ? &s.mixer : nullptr);
+    fetch(branch);
     add(threads, branch, h);
     if (c.mlp == 0) continue;
-    if (options_.training) std::memcpy(s.middle.rows(n).data, h.data, static_cast<size_t>(n) * row_bytes);
+    send(h);
+    if (options_.training) keep(h, s.middle.rows(n));
     norm(b.mlp_norm, h, s.mlp_normed.rows(n));
     project(model_.up_layer_, b.gate, s.mlp_normed.rows(n), s.gate.rows(n));
     project(model_.up_layer_, b.up, s.mlp_normed.rows(n), s.up.rows(n));
+    fetch(s.gate.rows(n));
+    fetch(s.up.rows(n));
     gate_product(threads, s.gate.rows(n), s.up.rows(n), s.product.rows(n));
+    send(s.product.rows(n));
     project(model_.down_layer_, b.down, s.product.rows(n), branch);
+    fetch(branch);
     add(threads, branch, h);
   }
   Rows top = h;
@@ -213,8 +238,10 @@ Rows ModelRun::forward(const int32_t* ids, int64_t sequences, int64_t rows, cons
     logit_rows_ = sequences;
     plan_rows(sequences);
   }
+  send(top);
   norm(model_.final_norm_, top, final_.rows(logit_rows_));
   project(model_.head_layer_, model_.head_, final_.rows(logit_rows_), logits_.rows(logit_rows_));
+  fetch(logits_.rows(logit_rows_));
   forwarded_ = true;
   return logits_.rows(logit_rows_);
 }
@@ -252,7 +279,10 @@ double ModelRun::backward(const int32_t* targets) {
   cross_entropy(threads, dlogits, targets, 1.0 / static_cast<double>(count), losses.data());
 
   const Rows dh = dstream_.rows(n), dnormed = dnormed_.rows(n);
-  std::memset(dh.data, 0, static_cast<size_t>(n * c.hidden) * lla_dtype_size(dh.dtype));
+  std::memset(dh.data, 0, dh.bytes());
+  model_.send_gradients();
+  send(dlogits);
+  send(dh);
   project_backward(model_.head_layer_, model_.head_, final_.rows(n), dlogits, dnormed, false);
   norm_backward(model_.final_norm_, stream_.rows(n), dnormed, dh);
   for (size_t layer = model_.blocks_.size(); layer-- > 0;) {
@@ -261,7 +291,10 @@ double ModelRun::backward(const int32_t* targets) {
     if (c.mlp > 0) {
       const Rows dproduct = dproduct_.rows(n), gate = s.gate.rows(n), up = s.up.rows(n);
       project_backward(model_.down_layer_, b.down, s.product.rows(n), dh, dproduct, false);
+      fetch(dproduct);
       gate_product_backward(threads, dproduct, gate, up);
+      send(gate);
+      send(up);
       project_backward(model_.up_layer_, b.gate, s.mlp_normed.rows(n), gate, dnormed, false);
       project_backward(model_.up_layer_, b.up, s.mlp_normed.rows(n), up, dnormed, true);
       norm_backward(b.mlp_norm, s.middle.rows(n), dnormed, dh);
@@ -274,6 +307,8 @@ double ModelRun::backward(const int32_t* targets) {
                  std::move(gradients), &s.mixer);
     norm_backward(b.mixer_norm, s.input.rows(n), dnormed, dh);
   }
+  fetch(dh);
+  model_.fetch_gradients();
   embed_backward(threads, ids_.data(), dh, &model_.parameters_[model_.embedding_].gradient);
   forwarded_ = false;
   double sum = 0;

@@ -106,6 +106,7 @@ double AdamW::step(int64_t step, double learning_rate) {
       }
     });
   }
+  model_.send_values();
   return norm;
 }
 

@@ -13,26 +13,33 @@
 
 namespace lm {
 
-// Rows [count, width] of one element type, one after the other.
+// Rows [count, width] of one element type, one after the other. On a device they exist twice: `data` is the host's.
 struct Rows {
   void* data = nullptr;
   lla_dtype dtype = LLA_F32;
   int64_t count = 0, width = 0;
+  void* device = nullptr;  // null on the CPU
 
-  lla_tensor view() const { return lla_tensor_of(data, dtype, count, width, -1, -1); }
+  size_t bytes() const { return static_cast<size_t>(count * width) * lla_dtype_size(dtype); }
+  void* lla_data() const { return device ? device : data; }  // where lla reads and writes
+  lla_tensor view() const { return lla_tensor_of(lla_data(), dtype, count, width, -1, -1); }
   void* row(int64_t r) const { return static_cast<char*>(data) + static_cast<size_t>(r * width) * lla_dtype_size(dtype); }
 };
 
-// Memory for up to `capacity` rows.
+// Memory for up to `capacity` rows. Pages of the host's half that nobody touches cost nothing.
 class RowBuffer {
  public:
   RowBuffer() = default;
-  RowBuffer(int64_t capacity, int64_t width, lla_dtype dtype)
-      : memory_(static_cast<size_t>(capacity * width) * lla_dtype_size(dtype)), width_(width), dtype_(dtype) {}
-  Rows rows(int64_t count) const { return {memory_.data(), dtype_, count, width_}; }
+  RowBuffer(lla_context* context, int64_t capacity, int64_t width, lla_dtype dtype)
+      : memory_(static_cast<size_t>(capacity * width) * lla_dtype_size(dtype)),
+        device_(DeviceBuffer::beside_host(context, memory_.bytes())),
+        width_(width),
+        dtype_(dtype) {}
+  Rows rows(int64_t count) const { return {memory_.data(), dtype_, count, width_, device_.data()}; }
 
  private:
   Buffer memory_;
+  DeviceBuffer device_;
   int64_t width_ = 0;
   lla_dtype dtype_ = LLA_F32;
 };

@@ -350,12 +350,12 @@ int train_command(int count, char** words) {
   a.option("eval-every", "N", "100", "steps between two looks at the held-out text (--minutes: a tenth of the run)");
   a.option("save-every", "N", "200", "steps between two checkpoints (--minutes: a tenth of the run)");
   a.option("stop-after", "N", "", "write a checkpoint after step N and stop there");
-  a.option("threads", "N", "", "threads (default: all cores)");
+  Machine::add_options(&a);
   a.option("seed", "N", "1", "seed of initial values and windows");
   if (!a.parse(count, words)) return 0;
 
   const std::string folder = a.required("out");
-  Machine machine(a.given("threads") ? a.integer("threads", 1, 1024) : default_threads());
+  Machine machine(a);
   const int64_t stop_after = a.given("stop-after") ? a.integer("stop-after", 1, int64_t{1} << 40) : 0;
   Plan plan;
   if (a.flagged("resume")) {

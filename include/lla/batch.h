@@ -33,10 +33,14 @@ typedef struct lla_batch_limits {
                                       one max_rows_per_sequence, allows. Sizes that are asked for with 0 assume the
                                       longest that there is: set it when training. */
   int64_t max_snapshots;         /**< snapshots of all sequences together, >= 0. */
+  int32_t replay;                /**< 1 = what is launched with one plan serves every later plan with the same numbers of
+                                      sequences and rows: capture forward or backward once, then plan, replay and commit step
+                                      after step. Launches are then as large as the limits allow. 0 = as large as the plan. */
+  int32_t reserved;              /**< 0. */
 } lla_batch_limits;
 
 /** Initialiser of @ref lla_batch_limits. */
-#define LLA_BATCH_LIMITS_INIT {sizeof(lla_batch_limits), 0, 0, 0, 0, 0}
+#define LLA_BATCH_LIMITS_INIT {sizeof(lla_batch_limits), 0, 0, 0, 0, 0, 0, 0}
 
 /**
  * @brief The rows of one step. Index arrays are read during lla_batch_plan() only.

@@ -83,11 +83,15 @@ lla_status read_limits(const lla_batch_limits& limits, Limits* out, lla_error* e
     if (field.value >= kAnyLength)
       return fail(error, LLA_SIZE_OVERFLOW, "limits->%s = %lld is too large", field.name, ll(field.value));
   }
+  if (limits.replay != 0 && limits.replay != 1)
+    return fail(error, LLA_INVALID_ARGUMENT, "limits->replay is %d, not 0 or 1", static_cast<int>(limits.replay));
+  if (limits.reserved != 0) return fail(error, LLA_INVALID_ARGUMENT, "limits->reserved is not 0");
   out->sequences = limits.max_sequences;
   out->rows = limits.max_rows;
   out->rows_per_sequence = limits.max_rows_per_sequence ? limits.max_rows_per_sequence : limits.max_rows;
   out->length = limits.max_length ? limits.max_length : kAnyLength;
   out->snapshots = limits.max_snapshots;
+  out->replay = limits.replay != 0;
   return LLA_OK;
 }
 

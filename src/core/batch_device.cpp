@@ -39,6 +39,25 @@ const T* translate(const T* element, const T* host, char* device) {
   return element ? reinterpret_cast<const T*>(device) + (element - host) : nullptr;
 }
 
+// Bounds that hold for every plan of the batch with these numbers of sequences and rows. Slack ranges that are not there are
+// empty ones.
+void widen(Batch* batch, BatchView* view) {
+  const Limits& limits = batch->limits;
+  view->most_rows = std::min(limits.rows_per_sequence, view->total_rows);
+  view->most_length = limits.length;
+  for (int64_t i = view->slack_count; i <= view->count; ++i) batch->slack[i] = RowRange();
+  view->slack_count = view->count + 1;
+  if (!batch->state) {
+    if (limits.length == kAnyLength) view->most_length = limits.rows_per_sequence;
+    return;
+  }
+  const StatePlan& plan = batch->state->plan();
+  view->most_length = std::min(limits.length, plan.max_length);
+  const int64_t drafted = std::min(view->most_rows, plan.max_draft);
+  view->most_nodes_to_store = std::max((plan.grain - 1 + drafted) / plan.grain, 1 + limits.snapshots);
+  view->most_tail_to_store = view->most_conv_to_store = 1 + limits.snapshots;
+}
+
 }  // namespace
 
 lla_status batch_device_size(const Context& context, const Limits& limits, size_t* bytes, lla_error* error) noexcept {
@@ -77,13 +96,14 @@ lla_status upload_plan(Batch* batch, void* stream, lla_error* error) noexcept {
     moved.nodes_to_store = translate<NodesToStore>(sequence.nodes_to_store, batch->nodes, base + layout.nodes);
     moved.tail_to_store = translate<RowsToStore>(sequence.tail_to_store, batch->rows, base + layout.rows);
     moved.conv_to_store = translate<RowsToStore>(sequence.conv_to_store, batch->rows, base + layout.rows);
-    if (sequence.padding) continue;
+    if (sequence.padding || batch->limits.replay) continue;
     view.most_rows = std::max(view.most_rows, sequence.rows);
     view.most_length = std::max(view.most_length, sequence.position + sequence.rows);
     view.most_nodes_to_store = std::max(view.most_nodes_to_store, sequence.nodes_to_store_count);
     view.most_tail_to_store = std::max(view.most_tail_to_store, sequence.tail_to_store_count);
     view.most_conv_to_store = std::max(view.most_conv_to_store, sequence.conv_to_store_count);
   }
+  if (batch->limits.replay) widen(batch, &view);
   view.sequences = reinterpret_cast<const Sequence*>(base + layout.sequences);
   view.slack = reinterpret_cast<const RowRange*>(base + layout.slack);
   const auto send = [&](int64_t offset, const void* from, int64_t count, size_t size) {

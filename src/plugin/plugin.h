@@ -14,7 +14,7 @@ constexpr uint32_t kPluginAbi = 1;
 constexpr char kPluginSymbol[] = "lla_plugin_query";
 
 struct PluginSizes {
-  uint32_t plugin, backend, kernel, view, sequence, nodes_to_store, rows_to_store, slot_memory;
+  uint32_t plugin, backend, kernel, limits, view, sequence, nodes_to_store, rows_to_store, slot_memory;
   uint32_t mixer_forward, mixer_backward, convolution, gates, l2_norm, gated_norm, projection, rows_fill;
 };
 
@@ -47,9 +47,10 @@ struct Plugin {
 };
 
 constexpr PluginSizes plugin_sizes() {
-  return {sizeof(Plugin),        sizeof(Backend),     sizeof(Kernel), sizeof(View),   sizeof(Sequence),   sizeof(NodesToStore),
-          sizeof(RowsToStore),   sizeof(SlotMemory),  sizeof(MixerForward), sizeof(MixerBackward), sizeof(Convolution),
-          sizeof(Gates),         sizeof(L2Norm),      sizeof(GatedNorm),    sizeof(Projection),    sizeof(RowsFill)};
+  return {sizeof(Plugin),        sizeof(Backend),     sizeof(Kernel),     sizeof(Limits),       sizeof(View),
+          sizeof(Sequence),      sizeof(NodesToStore), sizeof(RowsToStore), sizeof(SlotMemory),   sizeof(MixerForward),
+          sizeof(MixerBackward), sizeof(Convolution), sizeof(Gates),      sizeof(L2Norm),       sizeof(GatedNorm),
+          sizeof(Projection),    sizeof(RowsFill)};
 }
 
 // Type of the exported function. Null if the plugin does not know the number.

@@ -72,6 +72,7 @@ struct BatchView {
 // Upper limits from which workspaces are sized.
 struct Limits {
   int64_t sequences = 0, rows = 0, rows_per_sequence = 0, length = 0, snapshots = 0;
+  bool replay = false;  // launches serve later plans, too
 };
 
 // ---- mixer --------------------------------------------------------------------------------------------------------------

@@ -39,13 +39,15 @@ LLA_SIZE(lla_state_part, 4);
 
 #if UINTPTR_MAX > 0xffffffffu
 
-LLA_SIZE(lla_batch_limits, 48);
+LLA_SIZE(lla_batch_limits, 56);
 LLA_AT(lla_batch_limits, struct_size, 0);
 LLA_AT(lla_batch_limits, max_sequences, 8);
 LLA_AT(lla_batch_limits, max_rows, 16);
 LLA_AT(lla_batch_limits, max_rows_per_sequence, 24);
 LLA_AT(lla_batch_limits, max_length, 32);
 LLA_AT(lla_batch_limits, max_snapshots, 40);
+LLA_AT(lla_batch_limits, replay, 48);
+LLA_AT(lla_batch_limits, reserved, 52);
 
 LLA_SIZE(lla_rows, 208);
 LLA_AT(lla_rows, struct_size, 0);

@@ -2,7 +2,7 @@
 // The delta rule's table of kernels, and how its scratch memory is laid out.
 #include "core/checked.h"
 #include "cuda/backend.h"
-#include "cuda/portable/delta_rule.h"
+#include "cuda/portable/delta_rule_gradient.h"
 
 namespace lla::cuda {
 
@@ -32,28 +32,118 @@ int64_t bits_of(int64_t x) {
   return bits;
 }
 
-void carve(const MixerShape& shape, const Limits& limits, Carver* carver, DeltaScratch* scratch) {
-  const ChunkShape chunk(shape.grain);
-  scratch->heads = shape.heads;
+// Memory above which heads are worked on in several passes.
+constexpr int64_t kMostBytes = int64_t{4} << 30;
+
+struct Counts {
+  Size slots, places, rows, sequences;
+  int64_t full = 0;    // chunks of one sequence that fill up, at most
+  int64_t levels = 1;  // of nodes whose transition is not that of their right half
+  bool valid = false;
+
+  Counts(const MixerShape& shape, const Limits& limits) : rows(limits.rows), sequences(limits.sequences) {
+    const ChunkShape chunk(shape.grain);
+    slots = Size(limits.rows / chunk.rows) + sequences * chunk.ratio;
+    places = (Size(limits.rows / chunk.rows) + sequences * (chunk.ratio + 1)) * chunk.rows;
+    const Size most = Size(limits.rows_per_sequence) + shape.grain;
+    if (!most.valid() || !slots.valid() || !places.valid()) return;
+    full = (most.value() - 1) / chunk.rows;
+    // A node that begins before the call has a transition of its own only below the levels that fit into the call.
+    if (full > 0) levels = bits_of(full - 1) + 1;
+    valid = levels <= kDeltaLevels;
+  }
+};
+
+// Everything of forward, for `heads` heads at a time.
+void carve_nodes(const MixerShape& shape, const Counts& counts, int64_t heads, bool output, Carver* carver,
+                 DeltaScratch* scratch) {
+  scratch->heads = heads;
   scratch->key_dim = shape.key_dim;
   scratch->key_stride = padded(shape.key_dim);
   scratch->value_stride = padded(shape.value_dim);
-  const Size slots = Size(limits.rows / chunk.rows) + Size(limits.sequences) * chunk.ratio;
-  const Size heads(shape.heads), dk(shape.key_dim), key_row(scratch->key_stride), value_row(scratch->value_stride);
-  scratch->content = carver->take(slots * heads * dk * value_row);
-  // A node that begins before the call has a transition of its own only above the levels that fit into the call.
-  const Size rows = Size(limits.rows_per_sequence) + shape.grain;
-  const int64_t full = rows.valid() ? (rows.value() - 1) / chunk.rows : 0;
-  const int64_t levels = full > 0 ? bits_of(full - 1) + 1 : 1;
-  Size nodes(rows.valid() && levels <= kDeltaLevels ? 0 : -1);
-  for (int64_t level = 0; level < levels && nodes.valid() && slots.valid(); ++level) {
+  const Size dk(shape.key_dim), key_row(scratch->key_stride), value_row(scratch->value_stride);
+  scratch->content = carver->take(counts.slots * heads * dk * value_row);
+  Size nodes(counts.valid ? 0 : -1);
+  for (int64_t level = 0; level < counts.levels && nodes.valid(); ++level) {
     scratch->level_offset[level] = nodes.value();
-    nodes += Size(slots.value() >> level) + Size(limits.sequences) + 1;
+    nodes += Size(counts.slots.value() >> level) + counts.sequences + 1;
   }
   scratch->transition = carver->take(nodes * heads * dk * key_row);
-  scratch->query = carver->take(Size(limits.rows) * heads * key_row);
-  scratch->output = carver->take(Size(limits.rows) * heads * value_row);
+  scratch->query = carver->take(counts.rows * heads * key_row);
+  if (!output) return;
+  scratch->output = carver->take(counts.rows * heads * value_row);
   if (shape.key_dim > 2 * kTile) scratch->spill = carver->take((key_row + value_row) * kTile * kDeltaSpills);
+}
+
+void carve_gradients(const MixerShape& shape, const Counts& counts, int64_t heads, Carver* carver, DeltaGradients* scratch) {
+  DeltaScratch& nodes = scratch->nodes;
+  carve_nodes(shape, counts, heads, false, carver, &nodes);
+  scratch->steps = delta_most_steps(counts.full);
+  scratch->rows = counts.rows.valid() ? counts.rows.value() : 0;
+  scratch->groups = shape.groups;
+  scratch->levels = shape.levels;
+  const Size key_row = Size(nodes.key_stride), value_row = Size(nodes.value_stride), steps(scratch->steps);
+  const Size key_matrix = Size(shape.key_dim) * key_row, value_matrix = Size(shape.key_dim) * value_row;
+  scratch->x = carver->take(steps * counts.rows * heads * key_row);
+  scratch->dx = carver->take((steps + 1) * counts.rows * heads * key_row);
+  scratch->border_x = carver->take(counts.sequences * (steps + 1) * heads * key_matrix);
+  scratch->border_dx = carver->take(counts.sequences * (steps + 1) * heads * key_matrix);
+  scratch->content = carver->take(counts.slots * heads * value_matrix);
+  for (float*& transition : scratch->transition) transition = carver->take(counts.slots * heads * key_matrix);
+  scratch->lambda = carver->take(counts.rows * heads * shape.levels);
+  scratch->key = carver->take(counts.places * heads * key_row);
+  scratch->erase = carver->take(counts.places * heads * key_row);
+  scratch->value = carver->take(counts.places * heads * value_row);
+  if (shape.heads == shape.groups) return;
+  scratch->query_sum = carver->take(counts.rows * shape.groups * key_row);
+  scratch->key_sum = carver->take(counts.places * shape.groups * key_row);
+}
+
+int64_t forward_bytes(const MixerShape& shape, const Counts& counts, int64_t heads) {
+  Carver carver(nullptr);
+  DeltaScratch scratch;
+  carve_nodes(shape, counts, heads, true, &carver, &scratch);
+  return carver.bytes();
+}
+
+int64_t backward_bytes(const MixerShape& shape, const Counts& counts, int64_t heads) {
+  Carver carver(nullptr);
+  DeltaGradients scratch;
+  carve_gradients(shape, counts, heads, &carver, &scratch);
+  return carver.bytes();
+}
+
+using BytesOf = int64_t (*)(const MixerShape&, const Counts&, int64_t);
+
+// All heads at once, or as many as fit into kMostBytes. Never falls when a limit rises.
+int64_t bytes_needed(const MixerShape& shape, const Limits& limits, BytesOf bytes) {
+  const Counts counts(shape, limits);
+  const int64_t all = bytes(shape, counts, shape.heads), one = bytes(shape, counts, 1);
+  if (one < 0) return -1;
+  if (all >= 0 && all <= kMostBytes) return all;
+  const int64_t bound = one > kMostBytes ? one : kMostBytes;
+  return all >= 0 && all < bound ? all : bound;
+}
+
+int64_t heads_at_once(const MixerShape& shape, const Counts& counts, BytesOf bytes) {
+  int64_t heads = shape.heads;
+  for (; heads > 1; --heads) {
+    const int64_t needed = bytes(shape, counts, heads);
+    if (needed >= 0 && needed <= kMostBytes) break;
+  }
+  return heads;
+}
+
+// Calls f(scratch) for pass after pass, until one fails.
+template <class F>
+int32_t for_passes(const MixerShape& shape, int64_t heads, DeltaScratch* scratch, F f) {
+  for (int64_t first = 0; first < shape.heads; first += heads) {
+    scratch->first_head = first;
+    scratch->pass_heads = shape.heads - first < heads ? shape.heads - first : heads;
+    const int32_t status = f();
+    if (status) return status;
+  }
+  return LLA_OK;
 }
 
 bool takes_dtype(int32_t dtype) { return dtype == LLA_F32 || dtype == LLA_BF16 || dtype == LLA_F16; }
@@ -82,20 +172,27 @@ bool accepts_forward(const void* problem) {
 
 void measure_forward(const void* problem, const Limits& limits, Need* need) {
   *need = Need();
-  need->shared = delta_scratch_bytes(static_cast<const MixerForward*>(problem)->shape, limits);
+  need->shared = bytes_needed(static_cast<const MixerForward*>(problem)->shape, limits, forward_bytes);
 }
 
 int32_t launch_forward(const void* problem, const Limits& limits, char* memory, void* stream) {
   const MixerForward& p = *static_cast<const MixerForward*>(problem);
   const DeltaInputs in(p);
-  const DeltaScratch scratch = delta_scratch(p.shape, limits, memory);
+  const Counts counts(p.shape, limits);
+  const int64_t heads = heads_at_once(p.shape, counts, forward_bytes);
+  Carver carver(memory);
+  DeltaScratch scratch;
+  carve_nodes(p.shape, counts, heads, true, &carver, &scratch);
   const bool exact = any_is_exact(p.q, p.k, p.v, p.y);
-  int32_t status = launch_delta_chunks(in, scratch, true, exact, stream);
-  if (!status) status = launch_delta_nodes(in, scratch, exact, stream);
-  if (!status) status = launch_delta_read(in, scratch, p.y, exact, stream);
-  if (!status && in.batch.stores && in.state.nodes.base) status = launch_delta_store_nodes(in, scratch, exact, stream);
-  if (!status && in.batch.stores && in.state.tails.base) status = launch_delta_store_tail(in, stream);
-  return status;
+  const int32_t status = for_passes(p.shape, heads, &scratch, [&] {
+    int32_t result = launch_delta_chunks(in, scratch, true, exact, stream);
+    if (!result) result = launch_delta_nodes(in, scratch, exact, stream);
+    if (!result) result = launch_delta_read(in, scratch, p.y, exact, stream);
+    if (!result && in.batch.stores && in.state.nodes.base) result = launch_delta_store_nodes(in, scratch, exact, stream);
+    return result;
+  });
+  if (status || !in.batch.stores || !in.state.tails.base) return status;
+  return launch_delta_store_tail(in, stream);
 }
 
 int32_t load_forward() {
@@ -107,26 +204,58 @@ int32_t load_forward() {
   return status;
 }
 
+// ---- backward -----------------------------------------------------------------------------------------------------------
+
+bool accepts_backward(const void* problem) {
+  const MixerBackward& p = *static_cast<const MixerBackward*>(problem);
+  return takes_shape(p.shape, p.state) && takes_dtype(p.gradient.node_layout.dtype) &&
+         takes_dtype(p.gradient.tail_layout.dtype) && take_views(p.q, p.k, p.v, p.gate, p.write, p.lambda, p.dy) &&
+         take_views(p.dq, p.dk, p.dv, p.dgate, p.dwrite, p.dlambda);
+}
+
+void measure_backward(const void* problem, const Limits& limits, Need* need) {
+  *need = Need();
+  need->shared = bytes_needed(static_cast<const MixerBackward*>(problem)->shape, limits, backward_bytes);
+}
+
+int32_t launch_backward(const void* problem, const Limits& limits, char* memory, void* stream) {
+  const MixerBackward& p = *static_cast<const MixerBackward*>(problem);
+  const DeltaInputs in(p);
+  const Counts counts(p.shape, limits);
+  const int64_t heads = heads_at_once(p.shape, counts, backward_bytes);
+  Carver carver(memory);
+  DeltaGradients scratch;
+  carve_gradients(p.shape, counts, heads, &carver, &scratch);
+  const bool exact = any_is_exact(p.q, p.k, p.v, p.dy);
+  return for_passes(p.shape, heads, &scratch.nodes, [&] {
+    int32_t status = launch_delta_chunks(in, scratch.nodes, true, exact, stream);
+    if (!status) status = launch_delta_nodes(in, scratch.nodes, exact, stream);
+    if (!status) status = launch_delta_walks(in, scratch, p.dy, p.gradient, exact, stream);
+    if (!status) status = launch_delta_node_gradients(in, scratch, p.dy, p.gradient, exact, stream);
+    if (!status) status = launch_delta_chunk_gradients(in, scratch, p, exact, stream);
+    if (!status) status = launch_delta_group_sums(in, scratch, p, stream);
+    return status;
+  });
+}
+
+int32_t load_backward() {
+  int32_t status = load_delta_chunks();
+  if (!status) status = load_delta_nodes();
+  if (!status) status = load_delta_walks();
+  if (!status) status = load_delta_node_gradients();
+  if (!status) status = load_delta_chunk_gradients();
+  if (!status) status = load_delta_group_sums();
+  return status;
+}
+
 const Kernel kKernels[] = {
     {Op::MixerForward, "cuda.delta_rule.forward.portable", accepts_forward, measure_forward, nullptr, nullptr, nullptr, nullptr,
      launch_forward, load_forward},
+    {Op::MixerBackward, "cuda.delta_rule.backward.portable", accepts_backward, measure_backward, nullptr, nullptr, nullptr,
+     nullptr, launch_backward, load_backward},
 };
 
 }  // namespace
-
-int64_t delta_scratch_bytes(const MixerShape& shape, const Limits& limits) {
-  Carver carver(nullptr);
-  DeltaScratch scratch;
-  carve(shape, limits, &carver, &scratch);
-  return carver.bytes();
-}
-
-DeltaScratch delta_scratch(const MixerShape& shape, const Limits& limits, char* memory) {
-  Carver carver(memory);
-  DeltaScratch scratch;
-  carve(shape, limits, &carver, &scratch);
-  return scratch;
-}
 
 KernelTable delta_rule_kernels() { return {kKernels, static_cast<int64_t>(sizeof kKernels / sizeof kKernels[0])}; }
 

@@ -33,7 +33,9 @@ struct DeltaInputs {
 
 // Nodes and rows in scratch memory, in floats. Rows of matrices are `key_stride` or `value_stride` long.
 struct DeltaScratch {
-  int64_t heads = 0, key_dim = 0, key_stride = 0, value_stride = 0;
+  // A pass works on some heads only, so that the memory has a bound: heads first_head ... first_head + pass_heads - 1.
+  int64_t heads = 0, first_head = 0, pass_heads = 0;
+  int64_t key_dim = 0, key_stride = 0, value_stride = 0;
   // Content of the node that ends with a chunk: [slot][head][dk][value_stride]. A node takes the place of its right half,
   // which nobody reads but the node itself.
   float* content = nullptr;
@@ -41,19 +43,20 @@ struct DeltaScratch {
   float* transition = nullptr;
   int64_t level_offset[kDeltaLevels] = {};
   float* query = nullptr;   // [row][head][key_stride]: what the nodes see of a query
-  float* output = nullptr;  // [row][head][value_stride]: what a query reads inside its chunk
+  float* output = nullptr;  // [row][head][value_stride]: what a query reads inside its chunk; null: not wanted
   float* spill = nullptr;   // [block][64][key_stride + value_stride]
 
+  LLA_HOST_DEVICE int64_t place(int64_t i, int64_t head) const { return i * heads + head - first_head; }
   LLA_HOST_DEVICE int64_t content_size() const { return key_dim * value_stride; }
   LLA_HOST_DEVICE int64_t transition_size() const { return key_dim * key_stride; }
   LLA_HOST_DEVICE float* content_at(int64_t slot, int64_t head) const {
-    return content + (slot * heads + head) * content_size();
+    return content + place(slot, head) * content_size();
   }
   LLA_HOST_DEVICE float* transition_at(int level, int64_t slot, int64_t sequence, int64_t head) const {
-    return transition + ((level_offset[level] + (slot >> level) + sequence) * heads + head) * transition_size();
+    return transition + place(level_offset[level] + (slot >> level) + sequence, head) * transition_size();
   }
-  LLA_HOST_DEVICE float* query_at(int64_t row, int64_t head) const { return query + (row * heads + head) * key_stride; }
-  LLA_HOST_DEVICE float* output_at(int64_t row, int64_t head) const { return output + (row * heads + head) * value_stride; }
+  LLA_HOST_DEVICE float* query_at(int64_t row, int64_t head) const { return query + place(row, head) * key_stride; }
+  LLA_HOST_DEVICE float* output_at(int64_t row, int64_t head) const { return output + place(row, head) * value_stride; }
 };
 
 // The chunks of one sequence and where their nodes lie.
@@ -94,6 +97,21 @@ __device__ __forceinline__ int32_t delta_history_node(const DeltaInputs& in, con
   return in.state.nodes.base && sequence.history.tail >= 0 ? sequence.history.node[entry] : -1;
 }
 
+// Bits of a chunk's number whose nodes belong to the call, in part at least: all up to the highest one in which it differs
+// from the call's first chunk.
+__device__ __forceinline__ uint64_t delta_own_bits(int64_t chunk, int64_t first) {
+  const int64_t differs = chunk ^ first;
+  return differs == 0 ? 0 : static_cast<uint64_t>(chunk) & (~uint64_t{0} >> __clzll(differs));
+}
+// Whether a chunk reads another node of the call after that of a level.
+__device__ __forceinline__ bool delta_reads_on(int64_t chunk, int level, int64_t first) {
+  return (delta_own_bits(chunk, first) >> level) > 1;
+}
+// How many nodes of the call a chunk reads before that of a level.
+__device__ __forceinline__ int delta_steps_before(int64_t chunk, int level) {
+  return __popcll(static_cast<unsigned long long>(chunk) & ((uint64_t{1} << level) - 1));
+}
+
 // The nodes that chunk `chunk` reads, newest first. Nodes of the history stand at the start of the call's first chunk.
 struct DeltaWalk {
   const DeltaInputs& in;
@@ -108,9 +126,10 @@ struct DeltaWalk {
                                        int64_t head_number, int64_t chunk_number, bool with_zeros)
       : in(inputs), scratch(memory), chunks(s), head(head_number), chunk(chunk_number), zeros(with_zeros),
         bits(static_cast<uint64_t>(chunk_number)) {
-    history = in.state.nodes.base && s.sequence.history.tail >= 0;
+    const bool stored = in.state.nodes.base && s.sequence.history.tail >= 0;
+    history = stored || s.sequence.initial_gradient.tail >= 0;
     const int64_t grains = s.range.first >> in.chunk.ratio_log;
-    absorbed = history && in.absorbs() && (in.shape.levels == 0 || (grains >> in.separate) != 0) &&
+    absorbed = stored && in.absorbs() && (in.shape.levels == 0 || (grains >> in.separate) != 0) &&
                s.sequence.history.node[kAbsorbed] >= 0;
   }
   __device__ __forceinline__ int64_t column(int level) const {
@@ -127,9 +146,9 @@ struct DeltaWalk {
       if (end > chunks.range.first) {
         step->content = {chunks.content(scratch, end, head), LLA_F32};
         step->stride = scratch.value_stride;
-        const bool more =
-            history || (bits != 0 && bucket_end(chunk, __ffsll(static_cast<long long>(bits)) - 1) > chunks.range.first);
-        step->transition = more ? chunks.transition(scratch, level, end, head) : nullptr;
+        step->transition = history || delta_reads_on(chunk, level, chunks.range.first)
+                               ? chunks.transition(scratch, level, end, head)
+                               : nullptr;
         return true;
       }
       if (entry >= in.separate) continue;
@@ -175,9 +194,13 @@ struct Target {
 
 // Writes elements i ... i + 3, of which `count` (1 ... 4) exist.
 __device__ __forceinline__ void store4(const Target& to, int64_t i, int64_t count, float4 x) {
-  if (to.dtype == LLA_F32 && count >= 4 && !to.accumulate) {
+  if (to.dtype == LLA_F32 && count >= 4) {
     float* p = static_cast<float*>(to.data) + i;
     if ((reinterpret_cast<uintptr_t>(p) & 15) == 0) {
+      if (to.accumulate) {
+        const float4 old = *reinterpret_cast<const float4*>(p);
+        x.x += old.x, x.y += old.y, x.z += old.z, x.w += old.w;
+      }
       *reinterpret_cast<float4*>(p) = x;
       return;
     }
@@ -238,8 +261,6 @@ __device__ __forceinline__ Elements delta_row(const Elements& matrix, int64_t ro
 }
 
 // ---- launches -----------------------------------------------------------------------------------------------------------
-int64_t delta_scratch_bytes(const MixerShape& shape, const Limits& limits);
-DeltaScratch delta_scratch(const MixerShape& shape, const Limits& limits, char* memory);
 // Chunk-local part: leaves of the tree, and, with `reads`, query and output rows.
 int32_t launch_delta_chunks(const DeltaInputs& in, const DeltaScratch& scratch, bool reads, bool exact, void* stream);
 // Joins leaves into nodes, and those with the history's.

@@ -16,12 +16,12 @@ __global__ void __launch_bounds__(kThreads, 3) delta_rule_chunks(DeltaInputs in,
   float* t2 = t1 + kTile * kAcross;
   const DeltaRows rows(t2 + kTile * kAcross);
   float* factor = t2 + kTile * kAcross + DeltaRows::kFloats;  // write strength times decay to the end
-  const int64_t heads = in.shape.heads, dk = in.shape.key_dim, dv = in.shape.value_dim, most = in.most_chunks();
+  const int64_t heads = scratch.pass_heads, dk = in.shape.key_dim, dv = in.shape.value_dim, most = in.most_chunks();
   const float scale = static_cast<float>(in.shape.scale);
   const int64_t tasks = in.batch.count * most * heads;
 
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t head = task % heads, number = task / heads % most;
+    const int64_t head = scratch.first_head + task % heads, number = task / heads % most;
     const Sequence& sequence = in.batch.sequences[task / heads / most];
     if (sequence.padding) continue;
     const DeltaSequence chunks(sequence, in.chunk);
@@ -89,25 +89,27 @@ __global__ void __launch_bounds__(kThreads, 3) delta_rule_chunks(DeltaInputs in,
         __syncthreads();
       }
       // (R .* decay .* lambda) (w V)
-      for (int n = threadIdx.x; n < kTile * kTile; n += kThreads) {
-        const int i = n / kTile, s = n % kTile;
-        if (s <= i) t1[i * kAlong + s] *= rows.weight(i, s);
-      }
-      for (int64_t at = 0; at < dv; at += kTile) {
-        load_tile(t2, kAcross, at, dv, value);
-        __syncthreads();
-        sum.clear();
-        multiply<kExact>(
-            sum, kTile, [&](int m, int k) { return t1[m * kAlong + k]; },
-            [&](int k, int n) { return rows.write[k] * t2[k * kAcross + n]; });
-        __syncthreads();
-        put_sum(sum, t2, kAcross);
-        __syncthreads();
-        store_tile(t2, kAcross, at, dv, [&](int r) -> Target {
-          if (r < span.lo || r >= span.hi) return {};
-          return {scratch.output_at(span.row(sequence, r), head)};
-        });
-        __syncthreads();
+      if (scratch.output) {
+        for (int n = threadIdx.x; n < kTile * kTile; n += kThreads) {
+          const int i = n / kTile, s = n % kTile;
+          if (s <= i) t1[i * kAlong + s] *= rows.weight(i, s);
+        }
+        for (int64_t at = 0; at < dv; at += kTile) {
+          load_tile(t2, kAcross, at, dv, value);
+          __syncthreads();
+          sum.clear();
+          multiply<kExact>(
+              sum, kTile, [&](int m, int k) { return t1[m * kAlong + k]; },
+              [&](int k, int n) { return rows.write[k] * t2[k * kAcross + n]; });
+          __syncthreads();
+          put_sum(sum, t2, kAcross);
+          __syncthreads();
+          store_tile(t2, kAcross, at, dv, [&](int r) -> Target {
+            if (r < span.lo || r >= span.hi) return {};
+            return {scratch.output_at(span.row(sequence, r), head)};
+          });
+          __syncthreads();
+        }
       }
     }
 
@@ -162,7 +164,7 @@ __global__ void __launch_bounds__(kThreads, 3) delta_rule_chunks(DeltaInputs in,
 
 int32_t launch_delta_chunks(const DeltaInputs& in, const DeltaScratch& scratch, bool reads, bool exact, void* stream) {
   return launch(exact ? delta_rule_chunks<true> : delta_rule_chunks<false>,
-                in.batch.count * in.most_chunks() * in.shape.heads, kThreads, kFloats * sizeof(float), stream, in, scratch,
+                in.batch.count * in.most_chunks() * scratch.pass_heads, kThreads, kFloats * sizeof(float), stream, in, scratch,
                 reads);
 }
 

@@ -54,13 +54,13 @@ __device__ __forceinline__ void join(float* tile, const float* left, int64_t dep
 template <bool kExact>
 __global__ void __launch_bounds__(kThreads) delta_rule_join(DeltaInputs in, DeltaScratch scratch, int level) {
   float* tile = reinterpret_cast<float*>(shared_memory());
-  const int64_t heads = in.shape.heads, dk = in.shape.key_dim, dv = in.shape.value_dim;
+  const int64_t heads = scratch.pass_heads, dk = in.shape.key_dim, dv = in.shape.value_dim;
   const int64_t row_tiles = (dk + kTile - 1) / kTile;
   const int64_t value_pairs = (dv + 2 * kTile - 1) / (2 * kTile), key_pairs = (dk + 2 * kTile - 1) / (2 * kTile);
   const int64_t tiles = row_tiles * (value_pairs + key_pairs), most = in.most_full() >> level;
   const int64_t tasks = in.batch.count * most * heads * tiles;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t part = task % tiles, head = task / tiles % heads, number = task / tiles / heads % most;
+    const int64_t part = task % tiles, head = scratch.first_head + task / tiles % heads, number = task / tiles / heads % most;
     const Sequence& sequence = in.batch.sequences[task / tiles / heads / most];
     if (sequence.padding) continue;
     const DeltaSequence chunks(sequence, in.chunk);
@@ -118,10 +118,10 @@ __device__ __forceinline__ void straddle_product(float* tile, const float* left,
 template <bool kExact>
 __global__ void __launch_bounds__(kThreads) delta_rule_straddle(DeltaInputs in, DeltaScratch scratch, bool contents) {
   float* tile = reinterpret_cast<float*>(shared_memory());
-  const int64_t heads = in.shape.heads, dk = in.shape.key_dim, columns = contents ? in.shape.value_dim : dk;
+  const int64_t heads = scratch.pass_heads, dk = in.shape.key_dim, columns = contents ? in.shape.value_dim : dk;
   const int64_t parts = (columns + kTile - 1) / kTile, tasks = in.batch.count * heads * parts;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t column = task % parts * kTile, head = task / parts % heads;
+    const int64_t column = task % parts * kTile, head = scratch.first_head + task / parts % heads;
     const Sequence& sequence = in.batch.sequences[task / parts / heads];
     if (sequence.padding) continue;
     const DeltaSequence chunks(sequence, in.chunk);
@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kThreads) delta_rule_straddle(DeltaInputs in, 
 }  // namespace
 
 int32_t launch_delta_nodes(const DeltaInputs& in, const DeltaScratch& scratch, bool exact, void* stream) {
-  const int64_t heads = in.shape.heads, dk = in.shape.key_dim, dv = in.shape.value_dim;
+  const int64_t heads = scratch.pass_heads, dk = in.shape.key_dim, dv = in.shape.value_dim;
   const int64_t rows = (dk + kTile - 1) / kTile;
   const int64_t tiles = rows * ((dv + 2 * kTile - 1) / (2 * kTile) + (dk + 2 * kTile - 1) / (2 * kTile));
   for (int level = 1; (in.most_full() >> level) > 0; ++level) {

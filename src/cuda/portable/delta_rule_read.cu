@@ -8,13 +8,13 @@ namespace {
 
 template <bool kExact, bool kNarrow>
 __global__ void __launch_bounds__(kThreads) delta_rule_read(DeltaInputs in, DeltaScratch scratch, View y) {
-  const int64_t heads = in.shape.heads, dk = in.shape.key_dim, dv = in.shape.value_dim, most = in.most_chunks();
+  const int64_t heads = scratch.pass_heads, dk = in.shape.key_dim, dv = in.shape.value_dim, most = in.most_chunks();
   constexpr int64_t kWidth = kSides<kNarrow> * kTile;
   const int64_t parts = kNarrow ? (dv + kWidth - 1) / kWidth : 1;
   const int64_t tasks = in.batch.count * most * heads * parts;
   const ReadMemory memory = read_memory(dk, kSideStride<kNarrow>);
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t part = task % parts, head = task / parts % heads, number = task / parts / heads % most;
+    const int64_t part = task % parts, head = scratch.first_head + task / parts % heads, number = task / parts / heads % most;
     const Sequence& sequence = in.batch.sequences[task / parts / heads / most];
     if (sequence.padding) continue;
     const DeltaSequence chunks(sequence, in.chunk);
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kThreads) delta_rule_read(DeltaInputs in, Delt
 }  // namespace
 
 int32_t launch_delta_read(const DeltaInputs& in, const DeltaScratch& scratch, const View& y, bool exact, void* stream) {
-  const int64_t dk = in.shape.key_dim, tasks = in.batch.count * in.most_chunks() * in.shape.heads;
+  const int64_t dk = in.shape.key_dim, tasks = in.batch.count * in.most_chunks() * scratch.pass_heads;
   if (dk <= kNarrowDim) {
     const int64_t parts = (in.shape.value_dim + 2 * kTile - 1) / (2 * kTile);
     return launch(exact ? delta_rule_read<true, true> : delta_rule_read<false, true>, tasks * parts, kThreads,

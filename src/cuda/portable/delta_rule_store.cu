@@ -9,7 +9,7 @@ namespace {
 
 template <bool kExact, bool kNarrow>
 __global__ void __launch_bounds__(kThreads) delta_rule_store(DeltaInputs in, DeltaScratch scratch) {
-  const int64_t heads = in.shape.heads, dk = in.shape.key_dim, dv = in.shape.value_dim;
+  const int64_t heads = scratch.pass_heads, dk = in.shape.key_dim, dv = in.shape.value_dim;
   constexpr int64_t kWidth = kSides<kNarrow> * kTile;
   const int64_t parts = kNarrow ? (dv + kWidth - 1) / kWidth : 1, row_tiles = (dk + kTile - 1) / kTile;
   const int64_t most = in.batch.most_nodes_to_store, tasks = in.batch.count * most * heads * row_tiles * parts;
@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(kThreads) delta_rule_store(DeltaInputs in, Del
   const auto spill_sum = [&](int r) { return spill + kTile * scratch.key_stride + r * scratch.value_stride; };
   const auto spill_target = [&](int r) -> Target { return {spill_sum(r)}; };
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t part = task % parts, row = task / parts % row_tiles * kTile, head = task / parts / row_tiles % heads;
+    const int64_t part = task % parts, row = task / parts % row_tiles * kTile, head = scratch.first_head + task / parts / row_tiles % heads;
     const int64_t number = task / parts / row_tiles / heads % most;
     const Sequence& sequence = in.batch.sequences[task / parts / row_tiles / heads / most];
     if (sequence.padding || number >= sequence.nodes_to_store_count) continue;
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads) delta_rule_store(DeltaInputs in, Del
 
 int32_t launch_delta_store_nodes(const DeltaInputs& in, const DeltaScratch& scratch, bool exact, void* stream) {
   const int64_t dk = in.shape.key_dim, rows = (dk + kTile - 1) / kTile;
-  const int64_t tasks = in.batch.count * in.batch.most_nodes_to_store * in.shape.heads * rows;
+  const int64_t tasks = in.batch.count * in.batch.most_nodes_to_store * scratch.pass_heads * rows;
   if (dk <= kNarrowDim) {
     const int64_t parts = (in.shape.value_dim + 2 * kTile - 1) / (2 * kTile);
     return launch(exact ? delta_rule_store<true, true> : delta_rule_store<false, true>, tasks * parts, kThreads,

@@ -22,18 +22,32 @@ constexpr int kWalkThreads = 256;  // kernels that work on elements of nodes, 4 
 struct Places {
   int shift = 0;
   int64_t extra = 0;
+  int64_t most = 0;  // that any sequence of this call has
 
   LLA_HOST_DEVICE int64_t first(const BatchView& batch, int64_t b) const {
     return (batch.sequences[b].row_begin >> shift) + b * extra;
   }
   LLA_HOST_DEVICE int64_t count(int64_t rows, int64_t sequences) const { return (rows >> shift) + sequences * extra; }
   Size size(const Limits& limits) const { return Size(limits.rows >> shift) + Size(limits.sequences) * extra; }
-  // The sequence in whose range a number lies; row_begin rises with the sequences.
-  __device__ __forceinline__ int64_t find(const BatchView& batch, int64_t number) const {
+  // Tasks to which find() gives a number: all numbers, or, if these are fewer, the first `most` of each sequence.
+  LLA_HOST_DEVICE bool by_sequence(const BatchView& batch) const {
+    return batch.count * most <= count(batch.total_rows, batch.count);
+  }
+  int64_t tasks(const BatchView& batch) const {
+    return by_sequence(batch) ? batch.count * most : count(batch.total_rows, batch.count);
+  }
+  // The sequence in whose range the number of a task lies; row_begin rises with the sequences.
+  __device__ __forceinline__ int64_t find(const BatchView& batch, int64_t task, int64_t* number) const {
+    if (by_sequence(batch)) {
+      const int64_t b = task / most;
+      *number = first(batch, b) + task % most;
+      return b;
+    }
+    *number = task;
     int64_t low = 0, high = batch.count;
     while (high - low > 1) {
       const int64_t middle = (low + high) / 2;
-      if (first(batch, middle) <= number)
+      if (first(batch, middle) <= task)
         low = middle;
       else
         high = middle;
@@ -49,7 +63,7 @@ struct Geometry {
   int64_t node_size = 0;           // floats of a node in scratch
   int apart = 0;                   // nodes of higher levels are the absorbing node's business
   bool linear = false, absorbs = false;
-  int32_t node_dtype = LLA_F32;    // nodes are rounded to what a state can hold
+  int32_t node_dtype = LLA_F32;  // nodes are rounded to what a state can hold
 
   Geometry(const MixerShape& shape, const SlotMemory& state)
       : chunk(shape.grain),
@@ -121,9 +135,22 @@ struct Inputs {
 
   template <class Problem>
   explicit Inputs(const Problem& p)
-      : shape(p.shape), batch(p.batch), q(p.q), k(p.k), v(p.v), gate(p.gate), write(p.write), lambda(p.lambda),
-        state(p.state), geometry(p.shape, p.state) {
+      : shape(p.shape),
+        batch(p.batch),
+        q(p.q),
+        k(p.k),
+        v(p.v),
+        gate(p.gate),
+        write(p.write),
+        lambda(p.lambda),
+        state(p.state),
+        geometry(p.shape, p.state) {
     most_entries = geometry.most_entries(shape, batch.most_length, batch.most_rows);
+    const int64_t most_rows = batch.most_rows + shape.grain - 1;  // with those of the tail
+    geometry.slots.most = most_rows >> geometry.chunk.rows_log;
+    geometry.places.most = (most_rows + geometry.chunk.rows - 1) >> geometry.chunk.rows_log;
+    geometry.segments.most =
+        geometry.slots.most <= 1 ? geometry.slots.most : ((geometry.slots.most + kSegment - 2) >> kSegmentLog) + 1;
   }
   // Limits that are just enough for this call.
   Limits limits() const {
@@ -184,7 +211,8 @@ __device__ __forceinline__ bool has_oldest(const Geometry& geometry, int64_t fir
   return geometry.absorbs && (geometry.linear || (first >> geometry.apart) != 0);
 }
 
-// Bits of the entries of the past of `chunk`, in a call whose first chunk is `first`. What the history has lumped is left out.
+// Bits of the entries of the past of `chunk`, in a call whose first chunk is `first`. What the history has lumped is left
+// out.
 __device__ __forceinline__ uint64_t past_of(const Geometry& geometry, int64_t first, int64_t chunk) {
   uint64_t mask = has_oldest(geometry, first) ? uint64_t{1} << kOldest : 0;
   if (geometry.linear) return mask;
@@ -298,13 +326,15 @@ struct ChunkRows {
   }
 };
 
-__device__ __forceinline__ ChunkRows key_rows(const Inputs& in, const Sequence& sequence, const ChunkSpan& span, int64_t head) {
+__device__ __forceinline__ ChunkRows key_rows(const Inputs& in, const Sequence& sequence, const ChunkSpan& span,
+                                              int64_t head) {
   const int64_t group = in.shape.group_of(head);
   ChunkRows rows(in, sequence, span, in.k, group);
   if (rows.begin < rows.lo) rows.set_tail(in.state.tail_k(sequence.history.tail, group, 0), in.shape.key_dim);
   return rows;
 }
-__device__ __forceinline__ ChunkRows value_rows(const Inputs& in, const Sequence& sequence, const ChunkSpan& span, int64_t head) {
+__device__ __forceinline__ ChunkRows value_rows(const Inputs& in, const Sequence& sequence, const ChunkSpan& span,
+                                                int64_t head) {
   ChunkRows rows(in, sequence, span, in.v, head);
   if (rows.begin < rows.lo) rows.set_tail(in.state.tail_v(sequence.history.tail, head, 0), in.shape.value_dim);
   return rows;
@@ -392,7 +422,9 @@ __device__ __forceinline__ void load_node_tile(const Inputs& in, float* tile, in
 }
 
 // A depth of at most 64 as multiply() wants it.
-__device__ __forceinline__ int depth_of(int64_t left) { return left >= kTile ? kTile : static_cast<int>((left + 7) & ~int64_t{7}); }
+__device__ __forceinline__ int depth_of(int64_t left) {
+  return left >= kTile ? kTile : static_cast<int>((left + 7) & ~int64_t{7});
+}
 
 // The factors of the four rows of A that a thread reads in multiply().
 struct RowFactors {

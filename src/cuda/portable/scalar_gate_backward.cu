@@ -19,13 +19,22 @@ struct Task {
   bool reads, full;    // has rows of the call; makes a node
   ChunkRows queries, keys, values, dys;
 
-  __device__ Task(const Backward& a, const Walk& of, const ChunkSpan& rows, int64_t place_, int64_t chunk_, int64_t head_, int64_t part_,
-                  bool first)
-      : walk(of), span(rows), place(place_), chunk(chunk_), head(head_), part(part_),
-        past(past_of(a.in.geometry, of.range.first, chunk_)), scale(static_cast<float>(a.in.shape.scale)), first_of_part(first),
-        reads(rows.lo < rows.hi), full(of.makes(chunk_)),
+  __device__ Task(const Backward& a, const Walk& of, const ChunkSpan& rows, int64_t place_, int64_t chunk_, int64_t head_,
+                  int64_t part_, bool first)
+      : walk(of),
+        span(rows),
+        place(place_),
+        chunk(chunk_),
+        head(head_),
+        part(part_),
+        past(past_of(a.in.geometry, of.range.first, chunk_)),
+        scale(static_cast<float>(a.in.shape.scale)),
+        first_of_part(first),
+        reads(rows.lo < rows.hi),
+        full(of.makes(chunk_)),
         queries(call_rows(a.in, of.sequence, rows, a.in.q, a.in.shape.group_of(head_))),
-        keys(key_rows(a.in, of.sequence, rows, head_)), values(value_rows(a.in, of.sequence, rows, head_)),
+        keys(key_rows(a.in, of.sequence, rows, head_)),
+        values(value_rows(a.in, of.sequence, rows, head_)),
         dys(call_rows(a.in, of.sequence, rows, a.dy, head_)) {}
 
   // Whether local row r < span.lo is one of the history's.
@@ -48,15 +57,15 @@ struct ChunkShared {
   float weight_gradient[64 * kAlong];  // [i][s]: gradient of q_i . k_s
   float weight[64 * kAcross];          // [i][s]: with which row i reads v_s, without the write strength
   float tile[3][64 * kAcross];
-  ChunkDecays decays;                  // row factors times scale
+  ChunkDecays decays;  // row factors times scale
   float lambda[7][64];
-  float level_read[7][2][64];          // of a row at a level: sum of dy . v with all factors but λ; by halves of columns
-  float column_sum[2][64];             // of a column without the diagonal and the write strength; by halves of rows
-  float leaf_dot[2][64];               // k . (gradient of the leaf) v, by halves of columns
+  float level_read[7][2][64];  // of a row at a level: sum of dy . v with all factors but λ; by halves of columns
+  float column_sum[2][64];     // of a column without the diagonal and the write strength; by halves of rows
+  float leaf_dot[2][64];       // k . (gradient of the leaf) v, by halves of columns
   float diagonal[64];
   Past past;
   alignas(16) char task[sizeof(Task)];
-  float dynamic[1];                    // [entries][64] weights, then [entries][2][64] products of queries with nodes and dy
+  float dynamic[1];  // [entries][64] weights, then [entries][2][64] products of queries with nodes and dy
 
   __device__ float* weights() { return dynamic; }
   __device__ float* products(const Backward& a) { return dynamic + a.in.most_entries * 64; }
@@ -99,7 +108,8 @@ __device__ __forceinline__ void fill_tables(const Backward& a, const Task& t, Ch
   __syncthreads();
   const int r = threadIdx.x % 64, half = threadIdx.x / 64;
   const bool live = r >= t.span.lo && r < t.span.hi;
-  const void* row = live && in.shape.levels > 0 ? in.lambda.at(t.walk.sequence.index, t.span.row(t.walk.sequence, r), t.head) : nullptr;
+  const void* row =
+      live && in.shape.levels > 0 ? in.lambda.at(t.walk.sequence.index, t.span.row(t.walk.sequence, r), t.head) : nullptr;
   for (int l = half; l <= 6; l += 2) {
     const bool read = live && (l == 0 || ((r >> (l - 1)) & 1));
     shared.lambda[l][r] = !read ? 0 : row ? load_element(row, in.lambda.dtype, in.shape.column(l)) : 1;
@@ -119,51 +129,44 @@ __device__ __forceinline__ void fill_tables(const Backward& a, const Task& t, Ch
 template <bool kExact>
 __device__ __forceinline__ void fill_products(const Backward& a, const Task& t, ChunkShared& shared) {
   const MixerShape& shape = a.in.shape;
-  TileSum match, value;
-  match.clear();
-  value.clear();
-  const auto add = [&](TileSum& sum, int64_t columns, const ChunkRows& left, const ChunkRows& right) {
+  TileSum product;
+  const auto multiply_rows = [&](int64_t columns, const ChunkRows& left, const ChunkRows& right) {
+    product.clear();
     for (int64_t c0 = 0; c0 < columns; c0 += kTile) {
       load_rows(shared.tile[0], kAlong, c0, columns, left);
       load_rows(shared.tile[1], kAlong, c0, columns, right);
       __syncthreads();
       multiply<kExact>(
-          sum, depth_of(columns - c0), [&](int m, int k) { return shared.tile[0][m * kAlong + k]; },
+          product, depth_of(columns - c0), [&](int m, int k) { return shared.tile[0][m * kAlong + k]; },
           [&](int k, int n) { return shared.tile[1][n * kAlong + k]; });
       __syncthreads();
     }
   };
-  add(match, shape.key_dim, t.queries, t.keys);
-  add(value, shape.value_dim, t.dys, t.values);
   const auto position = [&](int i, int s) { return i == s ? 0 : local_level(i, s); };
-#pragma unroll
-  for (int i = 0; i < 2; ++i)
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        const int row = 32 * (threadIdx.x / 64) + threadIdx.x % 32 / 4 + 16 * i + 8 * (q / 2);
-        const int column = 32 * (threadIdx.x / 32 % 2) + 2 * (threadIdx.x % 4) + 8 * j + q % 2;
-        float base = 0, lambda = 0;
-        if (row >= column) {
-          const int l = position(row, column);
-          base = l == 0 ? t.scale : shared.decays.row[l][row] * shared.decays.key[l][column];
-          lambda = shared.lambda[l][row];
-        }
-        float& m = match.c[i][j][q];
-        const float v = value.c[i][j][q];
-        shared.weight_gradient[row * kAlong + column] = lambda * base * shared.decays.write[column] * v;
-        shared.weight[row * kAcross + column] = lambda * base * m;
-        m = row >= column ? base * m * v : 0;
-        if (row == column) shared.diagonal[row] = lambda * m;
-      }
+  multiply_rows(shape.key_dim, t.queries, t.keys);
+  // Every thread finds its own elements again below.
+  product.each([&](int i, int s, float& x) { shared.weight[i * kAcross + s] = x; });
+  multiply_rows(shape.value_dim, t.dys, t.values);
+  product.each([&](int i, int s, float& x) {
+    float base = 0, lambda = 0;
+    if (i >= s) {
+      const int l = position(i, s);
+      base = l == 0 ? t.scale : shared.decays.row[l][i] * shared.decays.key[l][s];
+      lambda = shared.lambda[l][i];
+    }
+    const float match = shared.weight[i * kAcross + s], value = x;
+    shared.weight_gradient[i * kAlong + s] = lambda * base * shared.decays.write[s] * value;
+    shared.weight[i * kAcross + s] = lambda * base * match;
+    x = i >= s ? base * match * value : 0;
+    if (i == s) shared.diagonal[i] = lambda * x;
+  });
 #pragma unroll 1
   for (int l = 0; l <= 6; ++l) {
-    match.row_sums([&](int i, int s, float x) { return i >= s && position(i, s) == l ? x * shared.decays.write[s] : 0; },
-                   [&](int i, int half, float sum) { shared.level_read[l][half][i] = sum; });
+    product.row_sums([&](int i, int s, float x) { return i >= s && position(i, s) == l ? x * shared.decays.write[s] : 0; },
+                     [&](int i, int half, float sum) { shared.level_read[l][half][i] = sum; });
   }
   column_sums(
-      match, [&](int i, int s, float x) { return i > s ? x * shared.lambda[local_level(i, s)][i] : 0; },
+      product, [&](int i, int s, float x) { return i > s ? x * shared.lambda[local_level(i, s)][i] : 0; },
       [&](int half, int s, float sum) { shared.column_sum[half][s] = sum; });
   __syncthreads();
 }
@@ -316,7 +319,8 @@ __device__ __forceinline__ void value_gradients(const Backward& a, const Task& t
         if (more) x += load_element(more, a.gradient.tail_layout.dtype, e);
         if (r >= t.span.lo) {
           if (a.dv.present())
-            put_element(a.dv.at(t.walk.sequence.index, t.span.row(t.walk.sequence, r), t.head), a.dv.dtype, e, x, a.dv.accumulate);
+            put_element(a.dv.at(t.walk.sequence.index, t.span.row(t.walk.sequence, r), t.head), a.dv.dtype, e, x,
+                        a.dv.accumulate);
         } else if (initial.tail >= 0) {
           store_element(a.gradient.tail_v(initial.tail, t.head, t.ring(a, initial, r)), a.gradient.tail_layout.dtype, e,
                         t.is_old(r) ? x : 0);
@@ -362,7 +366,8 @@ __device__ __forceinline__ void scalar_gradients(const Backward& a, const Task& 
       if (t.is_final(a, r)) x += load_element(a.gradient.tail_write(final.tail, t.head, t.ring(a, final, r)), LLA_F32, 0);
       if (r >= t.span.lo) {
         if (a.dwrite.present())
-          put_element(a.dwrite.at(sequence.index, t.span.row(sequence, r), t.head), a.dwrite.dtype, 0, x, a.dwrite.accumulate);
+          put_element(a.dwrite.at(sequence.index, t.span.row(sequence, r), t.head), a.dwrite.dtype, 0, x,
+                      a.dwrite.accumulate);
       } else if (initial.tail >= 0) {
         store_element(a.gradient.tail_write(initial.tail, t.head, t.ring(a, initial, r)), LLA_F32, 0, t.is_old(r) ? x : 0);
       }
@@ -384,19 +389,21 @@ __device__ __forceinline__ void scalar_gradients(const Backward& a, const Task& 
       const float weight = t.scale * shared.decays.row[7][r] * decay_of(shared.past.newer[level]);
       sum += weight * (shared.products(a)[e * 128 + r] + shared.products(a)[e * 128 + 64 + r]);
     }
-    put_element(a.dlambda.at(sequence.index, t.span.row(sequence, r), t.head), a.dlambda.dtype, column, sum, a.dlambda.accumulate);
+    put_element(a.dlambda.at(sequence.index, t.span.row(sequence, r), t.head), a.dlambda.dtype, column, sum,
+                a.dlambda.accumulate);
   }
 }
 
 // One block: one chunk, the heads of one part of a group one after the other.
 template <bool kExact>
-__global__ void __launch_bounds__(kThreads) chunk_gradients(const __grid_constant__ Backward a, int64_t tasks) {
+__global__ void __launch_bounds__(kThreads, 2) chunk_gradients(const __grid_constant__ Backward a, int64_t tasks) {
   ChunkShared& shared = *reinterpret_cast<ChunkShared*>(shared_memory());
   const Inputs& in = a.in;
   const int64_t parts_of_group = a.parts / in.shape.groups;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t part = task % a.parts, place = task / a.parts;
-    const int64_t b = in.geometry.places.find(in.batch, place);
+    const int64_t part = task % a.parts;
+    int64_t place;
+    const int64_t b = in.geometry.places.find(in.batch, task / a.parts, &place);
     const Walk walk(in, b);
     const int64_t order = place - in.geometry.places.first(in.batch, b), chunk = walk.range.first + order;
     if (order >= walk.range.count) continue;
@@ -405,8 +412,7 @@ __global__ void __launch_bounds__(kThreads) chunk_gradients(const __grid_constan
     const int64_t member = part % parts_of_group * a.bundle, end = min(member + a.bundle, a.members);
     for (int64_t i = member; i < end; ++i) {
       const int64_t head = in.head_of(part / parts_of_group * a.members + i);
-      if (threadIdx.x == 0)
-        new (shared.task) Task(a, walk, span, place, chunk, head, part, i == member);
+      if (threadIdx.x == 0) new (shared.task) Task(a, walk, span, place, chunk, head, part, i == member);
       __syncthreads();
       const Task& t = *reinterpret_cast<const Task*>(shared.task);
       fill_tables(a, t, shared);
@@ -425,7 +431,7 @@ __global__ void __launch_bounds__(kThreads) chunk_gradients(const __grid_constan
 }  // namespace
 
 int32_t launch_chunk_gradients(const Backward& a, bool exact, void* stream) {
-  const int64_t tasks = a.in.geometry.places.count(a.in.batch.total_rows, a.in.batch.count) * a.parts;
+  const int64_t tasks = a.in.geometry.places.tasks(a.in.batch) * a.parts;
   return launch(exact ? chunk_gradients<true> : chunk_gradients<false>, tasks, kThreads, chunk_bytes(a), stream, a, tasks);
 }
 

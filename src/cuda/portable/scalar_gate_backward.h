@@ -2,8 +2,8 @@
 // What the kernels of the scalar gate's backward share.
 //
 // Flow: a read of source s by row t contributes dy . (weight v_s) to the gradient of every log gate between the two. The
-// gradient of a gate is the flow that crosses it: inside a chunk from sums over rows and columns of the same products, at the
-// end of a chunk from its nodes: what later rows read of them, plus what goes on through the node that takes them in.
+// gradient of a gate is the flow that crosses it: inside a chunk from sums over rows and columns of the same products, at
+// the end of a chunk from its nodes: what later rows read of them, plus what goes on through the node that takes them in.
 #pragma once
 
 #include "cuda/portable/scalar_gate.h"
@@ -13,13 +13,13 @@ namespace lla::cuda::scalar_gate {
 constexpr int64_t kBundle = 8;  // heads of a group whose gradients of q and k one block sums up
 
 struct BackwardScratch {
-  float* grads = nullptr;     // [slot][head][dk][node_row]: of nodes; first from their readers only, then all
-  float* weights = nullptr;   // [place][head][entries][64]: with which the rows of a chunk read the entries of its past
-  float* reads = nullptr;     // [place][levels][head]: flow of these reads, then summed over the later chunks of the same node
-  float* rows = nullptr;      // [place][head][64]: what a row reads of others less what others read of it
-  float* partials = nullptr;  // [slot][head][warps][2]: parts of `flows`
-  float* flows = nullptr;     // [slot][head][2]: of a node through the one that takes it in, and into the final state
-  float* old_flows = nullptr; // [sequence][head][levels][2]: the same of the history's nodes
+  float* grads = nullptr;    // [slot][head][dk][node_row]: of nodes; first from their readers only, then all
+  float* weights = nullptr;  // [place][head][entries][64]: with which the rows of a chunk read the entries of its past
+  float* reads = nullptr;  // [place][levels][head]: flow of these reads, then summed over the later chunks of the same node
+  float* rows = nullptr;   // [place][head][64]: what a row reads of others less what others read of it
+  float* partials = nullptr;   // [slot][head][warps][2]: parts of `flows`
+  float* flows = nullptr;      // [slot][head][2]: of a node through the one that takes it in, and into the final state
+  float* old_flows = nullptr;  // [sequence][head][levels][2]: the same of the history's nodes
   float *dq = nullptr, *dk = nullptr;  // [part][place][C][dk]
 };
 
@@ -28,12 +28,19 @@ struct Backward {
   View dy, dq, dk, dv, dgate, dwrite, dlambda;
   SlotMemory gradient;
   BackwardScratch scratch;
-  int levels = 1;     // of entries that there can be, kOldest included
-  int64_t warps = 0;  // that share a node
+  int levels = 1;                              // of entries that there can be, kOldest included
+  int64_t warps = 0;                           // that share a node
   int64_t members = 1, bundle = 1, parts = 1;  // heads of a group, heads of a part, parts of all groups
 
   explicit Backward(const MixerBackward& p, const Limits& limits)
-      : in(p), dy(p.dy), dq(p.dq), dk(p.dk), dv(p.dv), dgate(p.dgate), dwrite(p.dwrite), dlambda(p.dlambda),
+      : in(p),
+        dy(p.dy),
+        dq(p.dq),
+        dk(p.dk),
+        dv(p.dv),
+        dgate(p.dgate),
+        dwrite(p.dwrite),
+        dlambda(p.dlambda),
         gradient(p.gradient) {
     const MixerShape& shape = in.shape;
     for (int64_t n = limits.length >> in.geometry.chunk.rows_log; n > 0 && !in.geometry.linear; n >>= 1) ++levels;
@@ -87,8 +94,8 @@ __device__ __forceinline__ int64_t final_chunks(const Inputs& in, const Sequence
   return end >> (chunk.rows_log + chunk.ratio_log) << chunk.ratio_log;
 }
 
-// First of the chunks that no longer lie before the end of the final state's node that contains an entry of level `level` that
-// ends before chunk `end`.
+// First of the chunks that no longer lie before the end of the final state's node that contains an entry of level `level`
+// that ends before chunk `end`.
 __device__ __forceinline__ int64_t final_end(const Inputs& in, const Sequence& sequence, int level, int64_t end) {
   if (in.geometry.linear) return final_chunks(in, sequence);
   return level < in.geometry.apart ? end : final_chunks(in, sequence) >> in.geometry.apart << in.geometry.apart;
@@ -96,7 +103,8 @@ __device__ __forceinline__ int64_t final_end(const Inputs& in, const Sequence& s
 
 // The gradient that the final state gives to the node of level `level` that ends before chunk `end`: a block of the gradient
 // state; `decay` is the log decay with which it arrives. data null: none.
-__device__ __forceinline__ NodeSource final_gradient(const Backward& a, const Walk& walk, int level, int64_t end, int64_t head) {
+__device__ __forceinline__ NodeSource final_gradient(const Backward& a, const Walk& walk, int level, int64_t end,
+                                                     int64_t head) {
   const Inputs& in = a.in;
   NodeSource node;
   if (walk.sequence.final_gradient.tail < 0 || !a.gradient.nodes.base) return node;
@@ -135,7 +143,8 @@ __device__ __forceinline__ int64_t old_parent(const Inputs& in, const Walk& walk
 
 // Fills tile[64][stride] like load_tile(), each row times factor(row).
 template <class Row, class Factor>
-__device__ __forceinline__ void load_scaled_tile(float* tile, int stride, int64_t column, int64_t columns, Row row, Factor factor) {
+__device__ __forceinline__ void load_scaled_tile(float* tile, int stride, int64_t column, int64_t columns, Row row,
+                                                 Factor factor) {
   const int c = 4 * (threadIdx.x % 16);
   const int64_t left = columns - column - c;
   for (int r = threadIdx.x / 16; r < 64; r += 8) {

@@ -6,8 +6,8 @@ namespace lla::cuda::scalar_gate {
 
 namespace {
 
-// Turns the flow that a chunk reads of an entry into that of this and all later chunks that read the same node. One thread: one
-// entry of one head.
+// Turns the flow that a chunk reads of an entry into that of this and all later chunks that read the same node. One thread:
+// one entry of one head.
 __global__ void __launch_bounds__(kThreads) sum_reads(const __grid_constant__ Backward a, int64_t tasks) {
   constexpr int kAhead = 8;
   const Inputs& in = a.in;
@@ -37,13 +37,13 @@ __global__ void __launch_bounds__(kThreads) sum_reads(const __grid_constant__ Ba
 }
 
 // Flow of entry `level` of the past of `chunk` that crosses the start of that chunk. Reads are summed already.
-__device__ __forceinline__ float crossing(const Backward& a, const Walk& walk, int64_t b, int64_t chunk, int level, int64_t head) {
+__device__ __forceinline__ float crossing(const Backward& a, const Walk& walk, int64_t b, int64_t chunk, int level,
+                                          int64_t head) {
   const Inputs& in = a.in;
   const int64_t first = walk.range.first, order = chunk - first;
   const int64_t end = in.geometry.linear ? chunk : level == kOldest ? 0 : bucket_end(chunk, level);
-  const float* flows = end <= first
-                           ? a.scratch.old_flows + ((b * in.shape.heads + head) * a.levels + a.index_of(level)) * 2
-                           : a.scratch.flows + (walk.slot_of(end - 1) * in.shape.heads + head) * 2;
+  const float* flows = end <= first ? a.scratch.old_flows + ((b * in.shape.heads + head) * a.levels + a.index_of(level)) * 2
+                                    : a.scratch.flows + (walk.slot_of(end - 1) * in.shape.heads + head) * 2;
   float sum = flows[0];
   if (chunk <= final_end(in, walk.sequence, level, end)) sum += flows[1];
   if (order < walk.range.count) sum += *a.reads_at(in.geometry.places.first(in.batch, b) + order, a.index_of(level), head);
@@ -67,8 +67,9 @@ __global__ void __launch_bounds__(kThreads) gate_gradients(const __grid_constant
   const int lane = threadIdx.x % 32;
   for (int64_t task = int64_t{blockIdx.x} * (kThreads / 32) + threadIdx.x / 32; task < tasks;
        task += int64_t{gridDim.x} * (kThreads / 32)) {
-    const int64_t head = task % in.shape.heads, place = task / in.shape.heads;
-    const int64_t b = in.geometry.places.find(in.batch, place);
+    const int64_t head = task % in.shape.heads;
+    int64_t place;
+    const int64_t b = in.geometry.places.find(in.batch, task / in.shape.heads, &place);
     const Walk walk(in, b);
     const Sequence& sequence = walk.sequence;
     const int64_t order = place - in.geometry.places.first(in.batch, b), chunk = walk.range.first + order;
@@ -86,7 +87,7 @@ __global__ void __launch_bounds__(kThreads) gate_gradients(const __grid_constant
       }
       at_end = warp_sum(at_end);
     }
-    const float* rows = a.scratch.rows + task * 64;
+    const float* rows = a.scratch.rows + (place * in.shape.heads + head) * 64;
     float low = rows[lane], high = rows[lane + 32];  // become sums over the row and the later ones
     for (int d = 1; d < 32; d *= 2) {
       const float more_low = __shfl_down_sync(kAllLanes, low, d), more_high = __shfl_down_sync(kAllLanes, high, d);
@@ -165,8 +166,9 @@ __global__ void __launch_bounds__(kThreads) sum_parts(const __grid_constant__ Ba
   const int64_t groups = in.shape.groups, width = in.shape.key_dim, parts = a.parts / groups;
   const int64_t places = in.geometry.places.count(in.batch.total_rows, in.batch.count);
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t group = task % groups, place = task / groups;
-    const int64_t b = in.geometry.places.find(in.batch, place);
+    const int64_t group = task % groups;
+    int64_t place;
+    const int64_t b = in.geometry.places.find(in.batch, task / groups, &place);
     const Walk walk(in, b);
     const Sequence& sequence = walk.sequence;
     const int64_t order = place - in.geometry.places.first(in.batch, b), chunk = walk.range.first + order;
@@ -188,7 +190,8 @@ __global__ void __launch_bounds__(kThreads) sum_parts(const __grid_constant__ Ba
       if (r < span.lo) {
         const bool exists = sequence.history.tail >= 0 && span.begin + r >= sequence.history.start;
         if (initial.tail >= 0)
-          store_element(a.gradient.tail_k(initial.tail, group, ring(initial)), a.gradient.tail_layout.dtype, e, exists ? dk : 0);
+          store_element(a.gradient.tail_k(initial.tail, group, ring(initial)), a.gradient.tail_layout.dtype, e,
+                        exists ? dk : 0);
         continue;
       }
       const int64_t row = span.row(sequence, r);
@@ -207,7 +210,7 @@ int32_t launch_flows(const Backward& a, void* stream) {
   const Inputs& in = a.in;
   const BatchView& batch = in.batch;
   const auto blocks = [](int64_t tasks, int64_t per_block) { return (tasks + per_block - 1) / per_block; };
-  const int64_t heads = in.shape.heads, places = in.geometry.places.count(batch.total_rows, batch.count);
+  const int64_t heads = in.shape.heads, places = in.geometry.places.tasks(batch);
   const int64_t reads = batch.count * a.levels * heads, gates = places * heads, sums = places * in.shape.groups;
   int32_t status = LLA_OK;
   if (!in.geometry.linear) status = launch(sum_reads, blocks(reads, kThreads), kThreads, 0, stream, a, reads);

@@ -7,13 +7,13 @@ namespace lla::cuda::scalar_gate {
 namespace {
 
 struct OutputsShared {
-  float query[64 * kAlong];    // later the weights of the chunk's own rows
-  float key[64 * kAcross];     // later the values
+  float query[64 * kAlong];  // later the weights of the chunk's own rows
+  float key[64 * kAcross];   // later the values
   float node[64 * kAcross];
-  ChunkDecays decays;          // row factors times scale and λ, key factors times the write strength
-  float diagonal[64];          // scale λ of level 0
+  ChunkDecays decays;  // row factors times scale and λ, key factors times the write strength
+  float diagonal[64];  // scale λ of level 0
   Past past;
-  float weight[1];             // [entries][64]: with which the rows read the nodes
+  float weight[1];  // [entries][64]: with which the rows read the nodes
 };
 
 size_t outputs_bytes(const Inputs& in) { return sizeof(OutputsShared) + static_cast<size_t>(in.most_entries) * 64 * 4; }
@@ -41,8 +41,9 @@ __global__ void __launch_bounds__(kThreads) outputs(const __grid_constant__ Inpu
   const int64_t tiles = tiles_of(shape.value_dim), heads = shape.heads;
   const float scale = static_cast<float>(shape.scale);
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t head = in.head_of(task % heads), v0 = task / heads % tiles * kTile, number = task / heads / tiles;
-    const int64_t b = geometry.places.find(in.batch, number);
+    const int64_t head = in.head_of(task % heads), v0 = task / heads % tiles * kTile;
+    int64_t number;
+    const int64_t b = geometry.places.find(in.batch, task / heads / tiles, &number);
     const Walk walk(in, b);
     const Sequence& sequence = walk.sequence;
     const int64_t order = number - geometry.places.first(in.batch, b), chunk = walk.range.first + order;
@@ -125,7 +126,8 @@ __global__ void __launch_bounds__(kThreads) outputs(const __grid_constant__ Inpu
 }
 
 // One block: one node of one border to store, one head. Levels are the state's; the last one is the absorbing node.
-__global__ void __launch_bounds__(kWalkThreads) store_nodes(const __grid_constant__ Inputs in, int levels, int64_t most, int64_t tasks) {
+__global__ void __launch_bounds__(kWalkThreads)
+    store_nodes(const __grid_constant__ Inputs in, int levels, int64_t most, int64_t tasks) {
   const Geometry& geometry = in.geometry;
   const int64_t heads = in.shape.heads;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
@@ -155,8 +157,7 @@ __global__ void __launch_bounds__(kWalkThreads) store_nodes(const __grid_constan
       float sum = 0, decay = 0;
       for (uint64_t left = parts; left; left &= left - 1) {
         const NodeSource node = past_node(in, walk, chunk, __ffsll(static_cast<long long>(left)) - 1, head);
-        if (node.data && e < size)
-          sum += decay_of(decay) * load_element(node.data, node.dtype, row * node.row + column);
+        if (node.data && e < size) sum += decay_of(decay) * load_element(node.data, node.dtype, row * node.row + column);
         decay += node.decay;
       }
       if (e < size) {
@@ -170,7 +171,8 @@ __global__ void __launch_bounds__(kWalkThreads) store_nodes(const __grid_constan
 }
 
 // One block: 64 raw rows to store, of one group's keys or one head's values, gates and write strengths.
-__global__ void __launch_bounds__(kWalkThreads) store_tail(const __grid_constant__ Inputs in, int64_t splits, int64_t most, int64_t tasks) {
+__global__ void __launch_bounds__(kWalkThreads)
+    store_tail(const __grid_constant__ Inputs in, int64_t splits, int64_t most, int64_t tasks) {
   const int64_t lanes = in.shape.groups + in.shape.heads;
   const SlotMemory& state = in.state;
   const TailLayout& layout = state.tail_layout;
@@ -233,7 +235,7 @@ int32_t launch_forward(const void* problem, const Limits&, char* scratch, void* 
   const int64_t heads = p.shape.heads;
   const bool exact = in.exact();
   int32_t status = launch_nodes(in, exact, stream);
-  const int64_t tasks = in.geometry.places.count(batch.total_rows, batch.count) * tiles_of(p.shape.value_dim) * heads;
+  const int64_t tasks = in.geometry.places.tasks(batch) * tiles_of(p.shape.value_dim) * heads;
   if (status == LLA_OK)
     status = launch(exact ? outputs<true> : outputs<false>, tasks, kThreads, outputs_bytes(in), stream, in, p.y, tasks);
   if (!batch.stores || status != LLA_OK) return status;

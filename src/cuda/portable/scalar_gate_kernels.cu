@@ -40,8 +40,8 @@ bool accepts_backward(const void* problem) {
 }
 
 constexpr Kernel kKernels[] = {
-    {Op::MixerForward, "cuda.scalar_gate.forward.portable", accepts_forward, measure_forward, nullptr, nullptr, nullptr, nullptr,
-     launch_forward, load_forward},
+    {Op::MixerForward, "cuda.scalar_gate.forward.portable", accepts_forward, measure_forward, nullptr, nullptr, nullptr,
+     nullptr, launch_forward, load_forward},
     {Op::MixerBackward, "cuda.scalar_gate.backward.portable", accepts_backward, measure_backward, nullptr, nullptr, nullptr,
      nullptr, launch_backward, load_backward},
 };

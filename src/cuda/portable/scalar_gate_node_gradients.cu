@@ -19,8 +19,9 @@ __global__ void __launch_bounds__(kThreads) read_weights(const __grid_constant__
   const int64_t heads = in.shape.heads;
   const float scale = static_cast<float>(in.shape.scale);
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t head = task % heads, place = task / heads;
-    const int64_t b = in.geometry.places.find(in.batch, place);
+    const int64_t head = task % heads;
+    int64_t place;
+    const int64_t b = in.geometry.places.find(in.batch, task / heads, &place);
     const Walk walk(in, b);
     const int64_t order = place - in.geometry.places.first(in.batch, b), chunk = walk.range.first + order;
     if (order >= walk.range.count) continue;
@@ -51,11 +52,12 @@ struct OwnShared {
   float query[2][64 * kAcross], dy[64 * kAcross];
 };
 
-// Adds the gradient that the rows of the chunks [from, to) give to their entry `level`: two tiles of keys from `k0` on, one of
-// values.
+// Adds the gradient that the rows of the chunks [from, to) give to their entry `level`: two tiles of keys from `k0` on, one
+// of values.
 template <bool kExact>
-__device__ __forceinline__ void add_readers(const Backward& a, const Walk& walk, int64_t b, int64_t from, int64_t to, int level,
-                                            int64_t head, int64_t k0, int64_t v0, OwnShared& shared, TileSum (&sum)[2]) {
+__device__ __forceinline__ void add_readers(const Backward& a, const Walk& walk, int64_t b, int64_t from, int64_t to,
+                                            int level, int64_t head, int64_t k0, int64_t v0, OwnShared& shared,
+                                            TileSum (&sum)[2]) {
   const Inputs& in = a.in;
   const int64_t first_place = in.geometry.places.first(in.batch, b);
   const bool both = k0 + kTile < in.shape.key_dim;
@@ -94,11 +96,13 @@ template <bool kExact>
 __global__ void __launch_bounds__(kThreads) own_gradients(const __grid_constant__ Backward a, int64_t tasks) {
   OwnShared& shared = *reinterpret_cast<OwnShared*>(shared_memory());
   const Inputs& in = a.in;
-  const int64_t heads = in.shape.heads, v_tiles = tiles_of(in.shape.value_dim), k_pairs = (tiles_of(in.shape.key_dim) + 1) / 2;
+  const int64_t heads = in.shape.heads, v_tiles = tiles_of(in.shape.value_dim),
+                k_pairs = (tiles_of(in.shape.key_dim) + 1) / 2;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const int64_t head = in.head_of(task % heads), v0 = task / heads % v_tiles * kTile;
-    const int64_t k0 = task / heads / v_tiles % k_pairs * 2 * kTile, slot = task / heads / v_tiles / k_pairs;
-    const int64_t b = in.geometry.slots.find(in.batch, slot);
+    const int64_t k0 = task / heads / v_tiles % k_pairs * 2 * kTile;
+    int64_t slot;
+    const int64_t b = in.geometry.slots.find(in.batch, task / heads / v_tiles / k_pairs, &slot);
     const Walk walk(in, b);
     const int64_t chunk = walk.range.first + slot - walk.slot, last = walk.range.first + walk.range.count;
     if (!walk.makes(chunk)) continue;
@@ -127,16 +131,24 @@ struct DownWalk {
   bool there;
   int64_t chunks;  // final_chunks
 
+  struct Loaded {
+    float4 own = make_float4(0, 0, 0, 0), node = make_float4(0, 0, 0, 0);
+  };
+  __device__ __forceinline__ Loaded load(int64_t c, int64_t begin) const {
+    Loaded loaded;
+    if (!there || c < begin) return loaded;
+    const int64_t slot = walk.slot_of(c);
+    loaded.own = reinterpret_cast<const float4*>(node_at(a.in, a.scratch.grads, slot, head))[index];
+    loaded.node = reinterpret_cast<const float4*>(node_at(a.in, a.in.scratch.nodes, slot, head))[index];
+    return loaded;
+  }
   // Adds the final state's part and what comes from the parent's gradient; stores; returns the sum.
-  __device__ __forceinline__ float4 visit(int64_t c, int level, bool has_parent, float4 parent) const {
+  __device__ __forceinline__ float4 visit(int64_t c, int level, bool has_parent, float4 parent, const Loaded& loaded) const {
     const Inputs& in = a.in;
     const int64_t slot = walk.slot_of(c), scalar = slot * in.shape.heads + head;
     float4* at = reinterpret_cast<float4*>(node_at(in, a.scratch.grads, slot, head)) + index;
-    float4 sum = make_float4(0, 0, 0, 0), node = sum;
-    if (there) {
-      sum = *at;
-      node = reinterpret_cast<const float4*>(node_at(in, in.scratch.nodes, slot, head))[index];
-    }
+    float4 sum = loaded.own;
+    const float4 node = loaded.node;
     float through = 0, into_final = 0;
     const auto add = [&](float4 x, float factor, float& flow) {
       x = make_float4(factor * x.x, factor * x.y, factor * x.z, factor * x.w);
@@ -165,7 +177,8 @@ struct DownWalk {
 };
 
 // Log-linear: the last chunks of segments, from the newest to the oldest.
-__global__ void __launch_bounds__(kWalkThreads) down_upper(const __grid_constant__ Backward a, int64_t blocks, int64_t tasks) {
+__global__ void __launch_bounds__(kWalkThreads)
+    down_upper(const __grid_constant__ Backward a, int64_t blocks, int64_t tasks) {
   const Inputs& in = a.in;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const int64_t head = task / blocks % in.shape.heads, index = task % blocks * kWalkThreads + threadIdx.x;
@@ -178,18 +191,19 @@ __global__ void __launch_bounds__(kWalkThreads) down_upper(const __grid_constant
       float4 above = make_float4(0, 0, 0, 0);
       if (walk.makes(parent) && down.there)
         above = reinterpret_cast<const float4*>(node_at(in, a.scratch.grads, walk.slot_of(parent), head))[index];
-      down.visit(c, level, walk.makes(parent), above);
+      down.visit(c, level, walk.makes(parent), above, down.load(c, walk.range.first));
     }
   }
 }
 
 // Log-linear: inside segments. The parent of a node is the last one visited that is of a higher level.
-__global__ void __launch_bounds__(kWalkThreads) down_segments(const __grid_constant__ Backward a, int64_t blocks, int64_t tasks) {
+__global__ void __launch_bounds__(kWalkThreads)
+    down_segments(const __grid_constant__ Backward a, int64_t blocks, int64_t tasks) {
   const Inputs& in = a.in;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const int64_t head = task / blocks % in.shape.heads, index = task % blocks * kWalkThreads + threadIdx.x;
-    const int64_t number = task / blocks / in.shape.heads;
-    const int64_t b = in.geometry.segments.find(in.batch, number);
+    int64_t number;
+    const int64_t b = in.geometry.segments.find(in.batch, task / blocks / in.shape.heads, &number);
     const Walk walk(in, b);
     const int64_t segment = (walk.range.first >> kSegmentLog) + number - in.geometry.segments.first(in.batch, b);
     const int64_t begin = max(segment << kSegmentLog, walk.range.first);
@@ -198,17 +212,19 @@ __global__ void __launch_bounds__(kWalkThreads) down_segments(const __grid_const
     float4 above[kSegmentLog];
 #pragma unroll
     for (int j = 0; j < kSegmentLog; ++j) above[j] = make_float4(0, 0, 0, 0);
+    DownWalk::Loaded coming = down.load(end - 1, begin);  // fetched a step ahead
     for (int64_t c = end - 1; c >= begin; --c) {
       const int level = min(trailing_ones_of(c), kSegmentLog);
-      float4 sum = make_float4(0, 0, 0, 0);
-      if (level == kSegmentLog) {  // done before
-        if (down.there) sum = reinterpret_cast<const float4*>(node_at(in, a.scratch.grads, walk.slot_of(c), head))[index];
-      } else {
+      const DownWalk::Loaded loaded = coming;
+      coming = down.load(c - 1, begin);
+      float4 sum = loaded.own;
+      if (level < kSegmentLog) {  // the other one was done before
+        sum = make_float4(0, 0, 0, 0);
 #pragma unroll
         for (int j = 0; j < kSegmentLog; ++j) {
           if (j == level) sum = above[j];
         }
-        sum = down.visit(c, level, walk.makes(c + (int64_t{1} << level)), sum);
+        sum = down.visit(c, level, walk.makes(c + (int64_t{1} << level)), sum, loaded);
       }
 #pragma unroll
       for (int j = 0; j < kSegmentLog; ++j) {
@@ -219,15 +235,20 @@ __global__ void __launch_bounds__(kWalkThreads) down_segments(const __grid_const
 }
 
 // Linear: from the newest state to the oldest.
-__global__ void __launch_bounds__(kWalkThreads) down_chain(const __grid_constant__ Backward a, int64_t blocks, int64_t tasks) {
+__global__ void __launch_bounds__(kWalkThreads)
+    down_chain(const __grid_constant__ Backward a, int64_t blocks, int64_t tasks) {
   const Inputs& in = a.in;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const int64_t head = task / blocks % in.shape.heads, index = task % blocks * kWalkThreads + threadIdx.x;
     const Walk walk(in, task / blocks / in.shape.heads);
     const DownWalk down{a, walk, head, index, 4 * index < in.geometry.node_size, final_chunks(in, walk.sequence)};
     float4 above = make_float4(0, 0, 0, 0);
-    for (int64_t i = walk.range.full - 1; i >= 0; --i) {
-      above = down.visit(walk.range.first + i, kOldest, i + 1 < walk.range.full, above);
+    const int64_t begin = walk.range.first, end = begin + walk.range.full;
+    DownWalk::Loaded coming = down.load(end - 1, begin);  // fetched a step ahead
+    for (int64_t c = end - 1; c >= begin; --c) {
+      const DownWalk::Loaded loaded = coming;
+      coming = down.load(c - 1, begin);
+      above = down.visit(c, kOldest, c + 1 < end, above, loaded);
     }
   }
 }
@@ -236,20 +257,22 @@ __global__ void __launch_bounds__(kWalkThreads) down_chain(const __grid_constant
 __global__ void __launch_bounds__(kWalkThreads) sum_partials(const __grid_constant__ Backward a, int64_t tasks) {
   const Inputs& in = a.in;
   const int lane = threadIdx.x % 32;
-  for (int64_t task = blockIdx.x * (kWalkThreads / 32) + threadIdx.x / 32; task < tasks; task += gridDim.x * int64_t{kWalkThreads / 32}) {
-    const int64_t slot = task / in.shape.heads;
-    const Walk walk(in, in.geometry.slots.find(in.batch, slot));
+  for (int64_t task = blockIdx.x * (kWalkThreads / 32) + threadIdx.x / 32; task < tasks;
+       task += gridDim.x * int64_t{kWalkThreads / 32}) {
+    int64_t slot;
+    const Walk walk(in, in.geometry.slots.find(in.batch, task / in.shape.heads, &slot));
     if (!walk.makes(walk.range.first + slot - walk.slot)) continue;
+    const int64_t scalar = slot * in.shape.heads + task % in.shape.heads;
     float through = 0, into_final = 0;
     for (int64_t w = lane; w < a.warps; w += 32) {
-      through += a.scratch.partials[(task * a.warps + w) * 2];
-      into_final += a.scratch.partials[(task * a.warps + w) * 2 + 1];
+      through += a.scratch.partials[(scalar * a.warps + w) * 2];
+      into_final += a.scratch.partials[(scalar * a.warps + w) * 2 + 1];
     }
     through = warp_sum(through);
     into_final = warp_sum(into_final);
     if (lane == 0) {
-      a.scratch.flows[task * 2] = through;
-      a.scratch.flows[task * 2 + 1] = into_final;
+      a.scratch.flows[scalar * 2] = through;
+      a.scratch.flows[scalar * 2 + 1] = into_final;
     }
   }
 }
@@ -258,7 +281,8 @@ __global__ void __launch_bounds__(kWalkThreads) sum_partials(const __grid_consta
 __global__ void __launch_bounds__(kWalkThreads) old_flows(const __grid_constant__ Backward a, int64_t tasks) {
   const Inputs& in = a.in;
   const int lane = threadIdx.x % 32;
-  for (int64_t task = blockIdx.x * (kWalkThreads / 32) + threadIdx.x / 32; task < tasks; task += gridDim.x * int64_t{kWalkThreads / 32}) {
+  for (int64_t task = blockIdx.x * (kWalkThreads / 32) + threadIdx.x / 32; task < tasks;
+       task += gridDim.x * int64_t{kWalkThreads / 32}) {
     const int level = a.level_of_index(static_cast<int>(task % a.levels));
     const int64_t head = task / a.levels % in.shape.heads;
     const Walk walk(in, task / a.levels / in.shape.heads);
@@ -292,7 +316,8 @@ template <bool kExact>
 __global__ void __launch_bounds__(kThreads) initial_nodes(const __grid_constant__ Backward a, int64_t tasks) {
   OwnShared& shared = *reinterpret_cast<OwnShared*>(shared_memory());
   const Inputs& in = a.in;
-  const int64_t heads = in.shape.heads, v_tiles = tiles_of(in.shape.value_dim), k_pairs = (tiles_of(in.shape.key_dim) + 1) / 2;
+  const int64_t heads = in.shape.heads, v_tiles = tiles_of(in.shape.value_dim),
+                k_pairs = (tiles_of(in.shape.key_dim) + 1) / 2;
   const int state_nodes = kNodes;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const int64_t head = task % heads, v0 = task / heads % v_tiles * kTile;
@@ -345,12 +370,12 @@ int32_t launch_node_gradients(const Backward& a, bool exact, void* stream) {
   const Inputs& in = a.in;
   const Geometry& geometry = in.geometry;
   const BatchView& batch = in.batch;
-  const int64_t heads = in.shape.heads, slots = geometry.slots.count(batch.total_rows, batch.count) * heads;
+  const int64_t heads = in.shape.heads, slots = geometry.slots.tasks(batch) * heads;
   const int64_t blocks = (geometry.node_size / 4 + kWalkThreads - 1) / kWalkThreads;
   const int64_t tiles = tiles_of(in.shape.value_dim) * ((tiles_of(in.shape.key_dim) + 1) / 2);
-  const int64_t places = geometry.places.count(batch.total_rows, batch.count) * heads, own = slots * tiles;
+  const int64_t places = geometry.places.tasks(batch) * heads, own = slots * tiles;
   const int64_t sequences = batch.count * heads * blocks;
-  const int64_t segments = geometry.segments.count(batch.total_rows, batch.count) * heads * blocks;
+  const int64_t segments = geometry.segments.tasks(batch) * heads * blocks;
   const int64_t old = batch.count * heads * a.levels;
   constexpr int kWarps = kWalkThreads / 32;
   int32_t status = launch(read_weights, places, kThreads, sizeof(WeightsShared), stream, a, places);

@@ -18,10 +18,11 @@ __global__ void __launch_bounds__(kThreads) leaves(const __grid_constant__ Input
   const Geometry& geometry = in.geometry;
   const int64_t tiles = tiles_of(in.shape.value_dim), heads = in.shape.heads;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t head = in.head_of(task % heads), v0 = task / heads % tiles * kTile, number = task / heads / tiles;
-    const int64_t b = geometry.slots.find(in.batch, number);
+    const int64_t head = in.head_of(task % heads), v0 = task / heads % tiles * kTile;
+    int64_t slot;
+    const int64_t b = geometry.slots.find(in.batch, task / heads / tiles, &slot);
     const Walk walk(in, b);
-    const int64_t slot = number, chunk = walk.range.first + number - walk.slot;
+    const int64_t chunk = walk.range.first + slot - walk.slot;
     if (!walk.makes(chunk)) continue;
     const ChunkSpan span(walk.sequence, geometry.chunk, chunk);
     const ChunkRows keys = key_rows(in, walk.sequence, span, head), values = value_rows(in, walk.sequence, span, head);
@@ -76,98 +77,115 @@ struct Elements4 {
   bool there;
 
   __device__ Elements4(const Inputs& in, int64_t task, int64_t blocks)
-      : head(task / blocks % in.shape.heads), index(task % blocks * kWalkThreads + threadIdx.x), writer(index == 0),
+      : head(task / blocks % in.shape.heads),
+        index(task % blocks * kWalkThreads + threadIdx.x),
+        writer(index == 0),
         there(4 * index < in.geometry.node_size) {}
+  // The next ones of the thread, where blocks are too few for all elements.
+  __device__ __forceinline__ void next(const Inputs& in, int64_t blocks) {
+    index += blocks * kWalkThreads;
+    writer = false;
+    there = 4 * index < in.geometry.node_size;
+  }
 };
 
 // Log-linear, first step: inside segments. The nodes of levels 0 ... 5 wait in registers for the chunk that takes them in.
-__global__ void __launch_bounds__(kWalkThreads) merge_segments(const __grid_constant__ Inputs in, int64_t blocks, int64_t tasks) {
+__global__ void __launch_bounds__(kWalkThreads)
+    merge_segments(const __grid_constant__ Inputs in, int64_t blocks, int64_t tasks) {
   const Geometry& geometry = in.geometry;
   const int64_t heads = in.shape.heads;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const Elements4 at(in, task, blocks);
-    const int64_t number = task / blocks / heads;
-    const int64_t b = geometry.segments.find(in.batch, number);
+    int64_t number;
+    const int64_t b = geometry.segments.find(in.batch, task / blocks / heads, &number);
     const Walk walk(in, b);
     const int64_t segment = (walk.range.first >> kSegmentLog) + number - geometry.segments.first(in.batch, b);
     const int64_t begin = max(segment << kSegmentLog, walk.range.first);
     const int64_t end = min((segment + 1) << kSegmentLog, walk.range.first + walk.range.full);
-    if (begin >= end || !at.there) continue;
-    float4 wait[kSegmentLog];
-    float wait_decay[kSegmentLog];
-#pragma unroll
-    for (int j = 0; j < kSegmentLog; ++j) {
-      NodeSource node;
-      if (((begin >> j) & 1) && j < geometry.apart) node = history_node(in, walk.sequence, j, at.head);
-      wait[j] = node_elements(in, node, at.index);
-      wait_decay[j] = node.decay;
-    }
-    for (int64_t c = begin; c < end; ++c) {
-      const int level = min(trailing_ones_of(c), kSegmentLog);
-      const int64_t slot = walk.slot_of(c), scalar = slot * heads + at.head;
-      float4* node = reinterpret_cast<float4*>(node_at(in, in.scratch.nodes, slot, at.head)) + at.index;
-      float4 sum = *node;
-      float decay = in.scratch.leaf_decay[scalar];
+    if (begin >= end) continue;
+    for (Elements4 at(in, task, blocks); at.there; at.next(in, blocks)) {
+      float4 wait[kSegmentLog];
+      float wait_decay[kSegmentLog];
 #pragma unroll
       for (int j = 0; j < kSegmentLog; ++j) {
-        if (j >= level) continue;
-        sum = add_scaled(sum, decay_of(decay), wait[j]);
-        const int64_t child = c - (int64_t{1} << j);
-        if (at.writer && child >= walk.range.first) in.scratch.up[walk.slot_of(child) * heads + at.head] = decay;
-        decay += wait_decay[j];
+        NodeSource node;
+        if (((begin >> j) & 1) && j < geometry.apart) node = history_node(in, walk.sequence, j, at.head);
+        wait[j] = node_elements(in, node, at.index);
+        wait_decay[j] = node.decay;
       }
-      const bool ends_segment = level == kSegmentLog;
-      const bool rounds = geometry.node_dtype != LLA_F32 && !ends_segment && ((c + 1) & (geometry.chunk.ratio - 1)) == 0;
-      if (rounds) sum = rounded4(geometry.node_dtype, sum);
-      if (rounds || level > 0) *node = sum;
+      const auto node_of = [&](int64_t c) {
+        return reinterpret_cast<float4*>(node_at(in, in.scratch.nodes, walk.slot_of(c), at.head)) + at.index;
+      };
+      float4 coming = *node_of(begin);  // fetched a step ahead
+      for (int64_t c = begin; c < end; ++c) {
+        const int level = min(trailing_ones_of(c), kSegmentLog);
+        const int64_t scalar = walk.slot_of(c) * heads + at.head;
+        float4* node = node_of(c);
+        float4 sum = coming;
+        if (c + 1 < end) coming = *node_of(c + 1);
+        float decay = in.scratch.leaf_decay[scalar];
 #pragma unroll
-      for (int j = 0; j < kSegmentLog; ++j) {
-        if (j != level) continue;
-        wait[j] = sum;
-        wait_decay[j] = decay;
-      }
-      if (at.writer) {
-        in.scratch.inner_decay[scalar] = decay;
-        if (!ends_segment) in.scratch.decay[scalar] = decay;
+        for (int j = 0; j < kSegmentLog; ++j) {
+          if (j >= level) continue;
+          sum = add_scaled(sum, decay_of(decay), wait[j]);
+          const int64_t child = c - (int64_t{1} << j);
+          if (at.writer && child >= walk.range.first) in.scratch.up[walk.slot_of(child) * heads + at.head] = decay;
+          decay += wait_decay[j];
+        }
+        const bool ends_segment = level == kSegmentLog;
+        const bool rounds = geometry.node_dtype != LLA_F32 && !ends_segment && ((c + 1) & (geometry.chunk.ratio - 1)) == 0;
+        if (rounds) sum = rounded4(geometry.node_dtype, sum);
+        if (rounds || level > 0) *node = sum;
+#pragma unroll
+        for (int j = 0; j < kSegmentLog; ++j) {
+          if (j != level) continue;
+          wait[j] = sum;
+          wait_decay[j] = decay;
+        }
+        if (at.writer) {
+          in.scratch.inner_decay[scalar] = decay;
+          if (!ends_segment) in.scratch.decay[scalar] = decay;
+        }
       }
     }
   }
 }
 
 // Log-linear, second step: the last chunks of segments take in the nodes of levels from 6 on.
-__global__ void __launch_bounds__(kWalkThreads) merge_upper(const __grid_constant__ Inputs in, int64_t blocks, int64_t tasks) {
+__global__ void __launch_bounds__(kWalkThreads)
+    merge_upper(const __grid_constant__ Inputs in, int64_t blocks, int64_t tasks) {
   const Geometry& geometry = in.geometry;
   const int64_t heads = in.shape.heads;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const Elements4 at(in, task, blocks);
     const Walk walk(in, task / blocks / heads);
-    if (!at.there) continue;
-    const int64_t first = walk.range.first, end = first + walk.range.full;
-    float wait_decay[64];  // of the node of each level that waits
-    for (int64_t c = first | (kSegment - 1); c < end; c += kSegment) {
-      const int level = trailing_ones_of(c);
-      const int64_t slot = walk.slot_of(c), scalar = slot * heads + at.head;
-      float4* node = reinterpret_cast<float4*>(node_at(in, in.scratch.nodes, slot, at.head)) + at.index;
-      float4 sum = *node;
-      float decay = in.scratch.inner_decay[scalar];
-      for (int j = kSegmentLog; j < level; ++j) {
-        const int64_t child = c - (int64_t{1} << j);
-        if (child >= first) {
-          const int64_t child_slot = walk.slot_of(child);
-          const float4* other = reinterpret_cast<const float4*>(node_at(in, in.scratch.nodes, child_slot, at.head)) + at.index;
-          sum = add_scaled(sum, decay_of(decay), *other);
-          if (at.writer) in.scratch.up[child_slot * heads + at.head] = decay;
-          decay += wait_decay[j];
-        } else if (j < geometry.apart) {
-          const NodeSource other = history_node(in, walk.sequence, j, at.head);
-          sum = add_scaled(sum, decay_of(decay), node_elements(in, other, at.index));
-          decay += other.decay;
+    for (Elements4 at(in, task, blocks); at.there; at.next(in, blocks)) {
+      const int64_t first = walk.range.first, end = first + walk.range.full;
+      float wait_decay[64];  // of the node of each level that waits
+      for (int64_t c = first | (kSegment - 1); c < end; c += kSegment) {
+        const int level = trailing_ones_of(c);
+        const int64_t slot = walk.slot_of(c), scalar = slot * heads + at.head;
+        float4* node = reinterpret_cast<float4*>(node_at(in, in.scratch.nodes, slot, at.head)) + at.index;
+        float4 sum = *node;
+        float decay = in.scratch.inner_decay[scalar];
+        for (int j = kSegmentLog; j < level; ++j) {
+          const int64_t child = c - (int64_t{1} << j);
+          if (child >= first) {
+            const int64_t child_slot = walk.slot_of(child);
+            const float4* other =
+                reinterpret_cast<const float4*>(node_at(in, in.scratch.nodes, child_slot, at.head)) + at.index;
+            sum = add_scaled(sum, decay_of(decay), *other);
+            if (at.writer) in.scratch.up[child_slot * heads + at.head] = decay;
+            decay += wait_decay[j];
+          } else if (j < geometry.apart) {
+            const NodeSource other = history_node(in, walk.sequence, j, at.head);
+            sum = add_scaled(sum, decay_of(decay), node_elements(in, other, at.index));
+            decay += other.decay;
+          }
         }
+        if (geometry.node_dtype != LLA_F32) sum = rounded4(geometry.node_dtype, sum);
+        *node = sum;
+        wait_decay[level] = decay;
+        if (at.writer) in.scratch.decay[scalar] = decay;
       }
-      if (geometry.node_dtype != LLA_F32) sum = rounded4(geometry.node_dtype, sum);
-      *node = sum;
-      wait_decay[level] = decay;
-      if (at.writer) in.scratch.decay[scalar] = decay;
     }
   }
 }
@@ -177,32 +195,33 @@ __global__ void __launch_bounds__(kWalkThreads) chain(const __grid_constant__ In
   constexpr int kAhead = 8;  // leaves that are on their way
   const int64_t heads = in.shape.heads;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const Elements4 at(in, task, blocks);
     const Walk walk(in, task / blocks / heads);
-    if (!at.there || walk.range.full <= 0) continue;
-    const NodeSource history = history_node(in, walk.sequence, kOldest, at.head);
-    float4 sum = node_elements(in, history, at.index);
-    float total = history.decay;
-    for (int64_t c0 = 0; c0 < walk.range.full; c0 += kAhead) {
-      float4 leaf[kAhead];
-      float decay[kAhead];
+    if (walk.range.full <= 0) continue;
+    for (Elements4 at(in, task, blocks); at.there; at.next(in, blocks)) {
+      const NodeSource history = history_node(in, walk.sequence, kOldest, at.head);
+      float4 sum = node_elements(in, history, at.index);
+      float total = history.decay;
+      for (int64_t c0 = 0; c0 < walk.range.full; c0 += kAhead) {
+        float4 leaf[kAhead];
+        float decay[kAhead];
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (c0 + i >= walk.range.full) continue;
-        const int64_t slot = walk.slot + c0 + i;
-        leaf[i] = reinterpret_cast<const float4*>(node_at(in, in.scratch.nodes, slot, at.head))[at.index];
-        decay[i] = in.scratch.leaf_decay[slot * heads + at.head];
-      }
+        for (int i = 0; i < kAhead; ++i) {
+          if (c0 + i >= walk.range.full) continue;
+          const int64_t slot = walk.slot + c0 + i;
+          leaf[i] = reinterpret_cast<const float4*>(node_at(in, in.scratch.nodes, slot, at.head))[at.index];
+          decay[i] = in.scratch.leaf_decay[slot * heads + at.head];
+        }
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (c0 + i >= walk.range.full) continue;
-        const int64_t slot = walk.slot + c0 + i;
-        sum = add_scaled(leaf[i], decay_of(decay[i]), sum);
-        reinterpret_cast<float4*>(node_at(in, in.scratch.nodes, slot, at.head))[at.index] = sum;
-        total += decay[i];
-        if (at.writer) {
-          in.scratch.decay[slot * heads + at.head] = total;
-          if (c0 + i > 0) in.scratch.up[(slot - 1) * heads + at.head] = decay[i];
+        for (int i = 0; i < kAhead; ++i) {
+          if (c0 + i >= walk.range.full) continue;
+          const int64_t slot = walk.slot + c0 + i;
+          sum = add_scaled(leaf[i], decay_of(decay[i]), sum);
+          reinterpret_cast<float4*>(node_at(in, in.scratch.nodes, slot, at.head))[at.index] = sum;
+          total += decay[i];
+          if (at.writer) {
+            in.scratch.decay[slot * heads + at.head] = total;
+            if (c0 + i > 0) in.scratch.up[(slot - 1) * heads + at.head] = decay[i];
+          }
         }
       }
     }
@@ -213,20 +232,22 @@ __global__ void __launch_bounds__(kWalkThreads) chain(const __grid_constant__ In
 
 int32_t launch_nodes(const Inputs& in, bool exact, void* stream) {
   const BatchView& batch = in.batch;
-  const int64_t heads = in.shape.heads, blocks = (in.geometry.node_size / 4 + kWalkThreads - 1) / kWalkThreads;
-  const int64_t leaf_tasks =
-      in.geometry.slots.count(batch.total_rows, batch.count) * tiles_of(in.shape.value_dim) * heads;
-  const int64_t segment_tasks = in.geometry.segments.count(batch.total_rows, batch.count) * heads * blocks;
+  const int64_t heads = in.shape.heads;
+  // Where sequences fill one chunk at most, as in decoding, one block takes the whole node: most find nothing to do.
+  const int64_t blocks = in.geometry.slots.most <= 1 ? 1 : (in.geometry.node_size / 4 + kWalkThreads - 1) / kWalkThreads;
+  const int64_t leaf_tasks = in.geometry.slots.tasks(batch) * tiles_of(in.shape.value_dim) * heads;
+  const int64_t segment_tasks = in.geometry.segments.tasks(batch) * heads * blocks;
   const int64_t sequence_tasks = batch.count * heads * blocks;
-  int32_t status = launch(exact ? leaves<true> : leaves<false>, leaf_tasks, kThreads, sizeof(LeavesShared), stream, in,
-                          leaf_tasks);
+  int32_t status =
+      launch(exact ? leaves<true> : leaves<false>, leaf_tasks, kThreads, sizeof(LeavesShared), stream, in, leaf_tasks);
   if (in.geometry.linear) {
     if (status == LLA_OK) status = launch(chain, sequence_tasks, kWalkThreads, 0, stream, in, blocks, sequence_tasks);
     return status;
   }
   if (status == LLA_OK) status = launch(merge_segments, segment_tasks, kWalkThreads, 0, stream, in, blocks, segment_tasks);
   const bool upper = (batch.most_length >> in.geometry.chunk.rows_log) >= kSegment;
-  if (status == LLA_OK && upper) status = launch(merge_upper, sequence_tasks, kWalkThreads, 0, stream, in, blocks, sequence_tasks);
+  if (status == LLA_OK && upper)
+    status = launch(merge_upper, sequence_tasks, kWalkThreads, 0, stream, in, blocks, sequence_tasks);
   return status;
 }
 
