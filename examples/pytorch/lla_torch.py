@@ -192,7 +192,7 @@ def bind(role, tensor, flags=0):
 
 
 def _array(bindings):
-    return (Binding * max(1, len(bindings)))(*bindings)
+    return ctypes.cast((Binding * max(1, len(bindings)))(*bindings), _p)  # keeps the array alive
 
 
 def _text(query, *arguments):
@@ -252,29 +252,46 @@ class Layer:
     def saved(self, limits):
         return _sizes("lla_layer_saved_size", self.handle, ctypes.byref(limits))
 
-    def forward(self, batch, io, weights=(), workspace=None, saved=None, state=None, layer_index=0, stream=None):
-        io_array, weight_array = _array(io), _array(weights)
+    def prepare_forward(self, batch, io, weights=(), workspace=None, saved=None, state=None, layer_index=0, stream=None):
+        """A forward call that may be made again and again, with the same pointers."""
+        arrays = [_array(io), _array(weights)]
         arguments = ForwardArgs(
-            batch=batch.handle, state=state.handle if state else None, layer_index=layer_index,
-            io=ctypes.addressof(io_array), io_count=len(io),
-            weights=ctypes.addressof(weight_array), weight_count=len(weights), workspace=workspace.pointer,
+            batch=batch.handle, state=state.handle if state else None, layer_index=layer_index, io=arrays[0], io_count=len(io),
+            weights=arrays[1], weight_count=len(weights), workspace=workspace.pointer,
             workspace_bytes=workspace.size, saved=saved.pointer if saved else None,
             saved_bytes=saved.size if saved else 0, stream=stream)
-        call("lla_layer_forward", self.handle, ctypes.byref(arguments))
+        return _Prepared("lla_layer_forward", self, arguments, (arrays, batch, workspace, saved, state))
 
-    def backward(self, batch, io, outputs, gradients, weights=(), workspace=None, saved=None, stream=None):
-        io_array, weight_array, output_array, gradient_array = map(_array, (io, weights, outputs, gradients))
+    def prepare_backward(self, batch, io, outputs, gradients, weights=(), workspace=None, saved=None, stream=None):
+        """As prepare_forward(); `outputs` are the gradients of the outputs, `gradients` those wanted of inputs and weights."""
+        arrays = [_array(bindings) for bindings in (io, weights, outputs, gradients)]
         arguments = BackwardArgs(
-            batch=batch.handle, io=ctypes.addressof(io_array), io_count=len(io), weights=ctypes.addressof(weight_array),
-            weight_count=len(weights), outputs=ctypes.addressof(output_array), output_count=len(outputs),
-            gradients=ctypes.addressof(gradient_array), gradient_count=len(gradients), workspace=workspace.pointer,
-            workspace_bytes=workspace.size, saved=saved.pointer if saved else None,
+            batch=batch.handle, io=arrays[0], io_count=len(io), weights=arrays[1], weight_count=len(weights),
+            outputs=arrays[2], output_count=len(outputs), gradients=arrays[3], gradient_count=len(gradients),
+            workspace=workspace.pointer, workspace_bytes=workspace.size, saved=saved.pointer if saved else None,
             saved_bytes=saved.size if saved else 0, stream=stream)
-        call("lla_layer_backward", self.handle, ctypes.byref(arguments))
+        return _Prepared("lla_layer_backward", self, arguments, (arrays, batch, workspace, saved))
+
+    def forward(self, *arguments, **named):
+        self.prepare_forward(*arguments, **named)()
+
+    def backward(self, *arguments, **named):
+        self.prepare_backward(*arguments, **named)()
 
     def __del__(self):
         if _library is not None and self.handle:
             _library.lla_layer_release(self.handle)
+
+
+class _Prepared:
+    """A call with its arguments, and all that they point to."""
+
+    def __init__(self, name, layer, arguments, kept):
+        self._name, self._layer, self._arguments, self._kept = name, layer, arguments, kept
+        self._pointer = ctypes.byref(arguments)
+
+    def __call__(self):
+        call(self._name, self._layer.handle, self._pointer)
 
 
 def _sizes(name, *arguments):

@@ -54,7 +54,8 @@ def error_of(value, expected):
 
 def check(name, errors, limit):
     bad = [part for part, error in errors.items() if not error <= limit]
-    print(f"{'FAIL' if bad else 'ok  '} {name}: " + " ".join(f"{part} {error:.1e}" for part, error in errors.items()), flush=True)
+    figures = " ".join(f"{part} {error:.1e}" for part, error in errors.items())
+    print(f"{'FAIL' if bad else 'ok  '} {name}: {figures}", flush=True)
     if bad:
         failures.append(name)
 
@@ -195,9 +196,9 @@ def states():
 
 def blocks():
     """The gradients of the blocks against differences of their own loss, along one direction."""
-    for name, block in (("Mamba-2", lla.Mamba2(32, 2, 16, 16, levels=8)), ("Gated DeltaNet", lla.GatedDeltaNet(32, 2, 16, 16, levels=8)),
-                        ("linear Mamba-2", lla.Mamba2(32, 2, 16, 16)), ("linear Gated DeltaNet", lla.GatedDeltaNet(32, 2, 16, 16))):
-        block = block.to(options.device)
+    for name, kind, levels in (("Mamba-2", lla.Mamba2, 8), ("Gated DeltaNet", lla.GatedDeltaNet, 8),
+                               ("linear Mamba-2", lla.Mamba2, 0), ("linear Gated DeltaNet", lla.GatedDeltaNet, 0)):
+        block = kind(32, 2, 16, 16, levels=levels).to(options.device)
         x = torch.randn(2, 90, 32, device=options.device, requires_grad=True)
         target = torch.randn(2, 90, 32, device=options.device)
         tensors = [x, *block.parameters()]

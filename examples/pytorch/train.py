@@ -32,10 +32,10 @@ class Model(nn.Module):
         self.embedding = nn.Embedding(KEYS + VALUES, hidden)
         nn.init.normal_(self.embedding.weight, std=0.5)
         if block == "mamba2":
-            blocks = [lla.Mamba2(hidden, heads=4, key_dim=32, value_dim=hidden // 2, levels=levels) for _ in range(layers)]
+            make = lambda: lla.Mamba2(hidden, heads=4, key_dim=32, value_dim=hidden // 2, levels=levels)
         else:
-            blocks = [lla.GatedDeltaNet(hidden, heads=2, key_dim=32, value_dim=hidden // 2, levels=levels) for _ in range(layers)]
-        self.blocks = nn.ModuleList(blocks)
+            make = lambda: lla.GatedDeltaNet(hidden, heads=2, key_dim=32, value_dim=hidden // 2, levels=levels)
+        self.blocks = nn.ModuleList([make() for _ in range(layers)])
         self.norms = nn.ModuleList([nn.LayerNorm(hidden) for _ in range(layers + 1)])
         self.head = nn.Linear(hidden, KEYS + VALUES)
 
@@ -79,7 +79,8 @@ def main():
         losses.append(loss.detach())
         if step % 20 == 0 or step == options.steps - 1:
             right = (logits.argmax(-1) == targets)[targets >= 0].float().mean().item()
-            print(f"step {step:4d}  loss {loss.item():.3f}  right {100 * right:5.1f} %  {time.perf_counter() - started:6.1f} s", flush=True)
+            print(f"step {step:4d}  loss {loss.item():.3f}  right {100 * right:5.1f} %  {time.perf_counter() - started:6.1f} s",
+                  flush=True)
     first, last = losses[0].item(), torch.stack(losses[-10:]).mean().item()
     print(f"loss {first:.3f}, then {last:.3f}")
     return 0 if last < 0.8 * first else 1

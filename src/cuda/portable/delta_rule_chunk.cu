@@ -38,6 +38,8 @@ __global__ void __launch_bounds__(kThreads, 3) delta_rule_chunks(DeltaInputs in,
       return {in.q.at(sequence.index, span.row(sequence, r), group), in.q.dtype};
     };
 
+    const int depth = delta_depth(0, span.hi);  // of sums over rows
+
     // Triangles of K K^T and Q K^T.
     TileSum gram, score;
     gram.clear();
@@ -48,9 +50,9 @@ __global__ void __launch_bounds__(kThreads, 3) delta_rule_chunks(DeltaInputs in,
       if (queries) load_tile(t1, kAlong, at, dk, query);
       __syncthreads();
       const auto across = [&](int k, int n) { return t0[n * kAlong + k]; };
-      const int depth = delta_depth(at, dk);
-      multiply<kExact>(gram, depth, [&](int m, int k) { return t0[m * kAlong + k]; }, across);
-      if (queries) multiply<kExact>(score, depth, [&](int m, int k) { return t1[m * kAlong + k]; }, across);
+      const int columns = delta_depth(at, dk);
+      multiply<kExact>(gram, columns, [&](int m, int k) { return t0[m * kAlong + k]; }, across);
+      if (queries) multiply<kExact>(score, columns, [&](int m, int k) { return t1[m * kAlong + k]; }, across);
     }
     delta_load_rows(in, source, head, rows);
     gram.each([&](int i, int s, float& x) { t0[i * kAcross + s] = s < i ? rows.write[i] * x : 0.0f; });
@@ -63,7 +65,7 @@ __global__ void __launch_bounds__(kThreads, 3) delta_rule_chunks(DeltaInputs in,
       TileSum sum;
       sum.clear();
       multiply<kExact>(
-          sum, kTile, [&](int m, int k) { return t1[m * kAlong + k]; }, [&](int k, int n) { return t0[k * kAcross + n]; });
+          sum, depth, [&](int m, int k) { return t1[m * kAlong + k]; }, [&](int k, int n) { return t0[k * kAcross + n]; });
       __syncthreads();
       sum.each([&](int i, int s, float& x) { t1[i * kAlong + s] = s <= i ? x : 0.0f; });
       // Qt = into (scale Q - R (w K))
@@ -72,7 +74,7 @@ __global__ void __launch_bounds__(kThreads, 3) delta_rule_chunks(DeltaInputs in,
         __syncthreads();
         sum.clear();
         multiply<kExact>(
-            sum, kTile, [&](int m, int k) { return t1[m * kAlong + k]; },
+            sum, depth, [&](int m, int k) { return t1[m * kAlong + k]; },
             [&](int k, int n) { return rows.write[k] * t2[k * kAcross + n]; });
         __syncthreads();
         load_tile(t2, kAcross, at, dk, query);
@@ -99,7 +101,7 @@ __global__ void __launch_bounds__(kThreads, 3) delta_rule_chunks(DeltaInputs in,
           __syncthreads();
           sum.clear();
           multiply<kExact>(
-              sum, kTile, [&](int m, int k) { return t1[m * kAlong + k]; },
+              sum, depth, [&](int m, int k) { return t1[m * kAlong + k]; },
               [&](int k, int n) { return rows.write[k] * t2[k * kAcross + n]; });
           __syncthreads();
           put_sum(sum, t2, kAcross);
@@ -125,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, 3) delta_rule_chunks(DeltaInputs in,
         TileSum sum;
         sum.clear();
         multiply<kExact>(
-            sum, kTile, [&](int m, int k) { return t0[k * kAcross + m]; }, [&](int k, int n) { return t2[k * kAcross + n]; });
+            sum, depth, [&](int m, int k) { return t0[k * kAcross + m]; }, [&](int k, int n) { return t2[k * kAcross + n]; });
         sum.each([&](int s, int n, float& x) { t1[s * kAcross + n] = x; });
         __syncthreads();
         const auto kt = [&](int m, int k) { return t1[k * kAcross + m]; };
@@ -134,7 +136,7 @@ __global__ void __launch_bounds__(kThreads, 3) delta_rule_chunks(DeltaInputs in,
           load_tile(t2, kAcross, at, dv, value);
           __syncthreads();
           sum.clear();
-          multiply<kExact>(sum, kTile, kt, [&](int k, int n) { return factor[k] * t2[k * kAcross + n]; });
+          multiply<kExact>(sum, depth, kt, [&](int k, int n) { return factor[k] * t2[k * kAcross + n]; });
           each_pair(sum, [&](int m, int n, float x, float y) {
             if (along + m < dk && at + n < dv) *reinterpret_cast<float2*>(to_content + m * value_stride + n) = make_float2(x, y);
           });
@@ -146,7 +148,7 @@ __global__ void __launch_bounds__(kThreads, 3) delta_rule_chunks(DeltaInputs in,
           load_tile(t2, kAcross, at, dk, key);
           __syncthreads();
           sum.clear();
-          multiply<kExact>(sum, kTile, kt, [&](int k, int n) { return rows.write[k] * t2[k * kAcross + n]; });
+          multiply<kExact>(sum, depth, kt, [&](int k, int n) { return rows.write[k] * t2[k * kAcross + n]; });
           each_pair(sum, [&](int m, int n, float x, float y) {
             if (along + m >= dk || at + n >= dk) return;
             const float one = m + diagonal == n ? 1.0f : 0.0f, next = m + diagonal == n + 1 ? 1.0f : 0.0f;

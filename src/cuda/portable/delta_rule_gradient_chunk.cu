@@ -58,6 +58,7 @@ struct ChunkGradient {
   const DeltaRows& rows;
   const ChunkMemory& memory;
   int64_t head, group, slot, place;
+  int depth;  // of sums over rows
 
   __device__ __forceinline__ bool is_query(int r) const { return r >= source.span.lo && r < source.span.hi; }
   __device__ __forceinline__ int64_t row(int r) const { return source.span.row(source.sequence, r); }
@@ -111,7 +112,7 @@ struct ChunkGradient {
     TileSum sum;
     sum.clear();
     multiply<kExact>(
-        sum, kTile, [&](int m, int k) { return b[m * kAlong + k]; }, [&](int k, int n) { return x[k * kAcross + n]; });
+        sum, depth, [&](int m, int k) { return b[m * kAlong + k]; }, [&](int k, int n) { return x[k * kAcross + n]; });
     sum.each([&](int i, int s, float& r) { memory.r[i * kAcross + s] = s <= i ? r : 0.0f; });
     __syncthreads();
   }
@@ -175,7 +176,7 @@ struct ChunkGradient {
       TileSum sum;
       sum.clear();
       multiply<kExact>(
-          sum, kTile, [&](int m, int k) { return t[k * kAcross + m]; }, [&](int k, int n) { return a[k * kAcross + n]; });
+          sum, depth, [&](int m, int k) { return t[k * kAcross + m]; }, [&](int k, int n) { return a[k * kAcross + n]; });
       put_rows(sum, b, at, dv, false, [&](int i) { return dvalue(i); });
     }
     // seen = into .* (scale Q - R (w K))
@@ -196,10 +197,10 @@ struct ChunkGradient {
     put_sum(score, a, kAcross);
     __syncthreads();
     multiply<kExact>(
-        dx, kTile, [&](int m, int k) { return a[k * kAcross + m]; }, [&](int k, int n) { return t[k * kAcross + n]; });
+        dx, depth, [&](int m, int k) { return a[k * kAcross + m]; }, [&](int k, int n) { return t[k * kAcross + n]; });
     score.clear();
     multiply<kExact>(
-        score, kTile, [&](int m, int k) { return t[m * kAcross + k]; }, [&](int k, int n) { return x[n * kAcross + k]; });
+        score, depth, [&](int m, int k) { return t[m * kAcross + k]; }, [&](int k, int n) { return x[n * kAcross + k]; });
     __syncthreads();
     score.each([&](int i, int s, float& d) { t[i * kAcross + s] = s <= i ? d : 0.0f; });
     // P = tril(scale Q K^T)
@@ -212,10 +213,10 @@ struct ChunkGradient {
       dq.clear();
       erase.clear();
       multiply<kExact>(
-          dq, kTile, [&](int m, int k) { return t[m * kAcross + k]; }, [&](int k, int n) { return a[k * kAcross + n]; });
+          dq, depth, [&](int m, int k) { return t[m * kAcross + k]; }, [&](int k, int n) { return a[k * kAcross + n]; });
       dq.each([&](int i, int n, float& d) { d += rows.into(i) * b[i * kAcross + n]; });
       multiply<kExact>(
-          erase, kTile, [&](int m, int k) { return r[k * kAcross + m]; },
+          erase, depth, [&](int m, int k) { return r[k * kAcross + m]; },
           [&](int k, int n) { return -rows.into(k) * b[k * kAcross + n]; });
       put_rows(dq, a, at, dk, false, [&](int i) { return dseen(i); });
       put_rows(erase, b, at, dk, false, [&](int i) { return derase(i); });
@@ -223,7 +224,7 @@ struct ChunkGradient {
       __syncthreads();
       dq.clear();
       multiply<kExact>(
-          dq, kTile, [&](int m, int k) { return t[k * kAcross + m]; }, [&](int k, int n) { return scale * a[k * kAcross + n]; });
+          dq, depth, [&](int m, int k) { return t[k * kAcross + m]; }, [&](int k, int n) { return scale * a[k * kAcross + n]; });
       put_rows(dq, b, at, dk, false, [&](int i) { return dkey(i); });
     }
   }
@@ -252,7 +253,7 @@ struct ChunkGradient {
       sum.clear();
       dkt.clear();
       multiply<kExact>(
-          sum, kTile, [&](int m, int k) { return x[k * kAcross + m]; }, [&](int k, int n) { return a[k * kAcross + n]; });
+          sum, depth, [&](int m, int k) { return x[k * kAcross + m]; }, [&](int k, int n) { return a[k * kAcross + n]; });
       put_sum(sum, kt, kAcross);
       for (int64_t at = 0; at < dv; at += kTile) {
         __syncthreads();
@@ -297,7 +298,7 @@ struct ChunkGradient {
           [&](int k, int n) { return b[n * kAcross + k]; });
       sum.clear();
       multiply<kExact>(
-          sum, kTile, [&](int m, int k) { return x[m * kAcross + k]; }, [&](int k, int n) { return b[k * kAcross + n]; });
+          sum, depth, [&](int m, int k) { return x[m * kAcross + k]; }, [&](int k, int n) { return b[k * kAcross + n]; });
       put_rows(sum, a, m0, dk, adds, [&](int i) { return dkey(i); });
     }
     for (int lanes = 16; lanes > 0; lanes /= 2) through_whole += __shfl_xor_sync(kAllLanes, through_whole, lanes);
@@ -314,12 +315,12 @@ struct ChunkGradient {
     TileSum sum;
     sum.clear();
     multiply<kExact>(
-        sum, kTile, [&](int m, int k) { return x[k * kAcross + m]; }, [&](int k, int n) { return k < n ? 0.0f : t[k * kAcross + n]; });
+        sum, depth, [&](int m, int k) { return x[k * kAcross + m]; }, [&](int k, int n) { return k < n ? 0.0f : t[k * kAcross + n]; });
     put_sum(sum, a, kAcross);
     __syncthreads();
     sum.clear();
     multiply<kExact>(
-        sum, kTile, [&](int m, int k) { return -a[m * kAcross + k]; }, [&](int k, int n) { return x[n * kAcross + k]; });
+        sum, depth, [&](int m, int k) { return -a[m * kAcross + k]; }, [&](int k, int n) { return x[n * kAcross + k]; });
     sum.each([&](int i, int s, float& d) { t[i * kAcross + s] = s < i ? d : 0.0f; });
     for (int64_t at = 0; at < dk; at += kTile) {
       __syncthreads();
@@ -330,9 +331,9 @@ struct ChunkGradient {
       erase.clear();
       sum.clear();
       multiply<kExact>(
-          erase, kTile, [&](int m, int k) { return t[m * kAcross + k]; }, [&](int k, int n) { return a[k * kAcross + n]; });
+          erase, depth, [&](int m, int k) { return t[m * kAcross + k]; }, [&](int k, int n) { return a[k * kAcross + n]; });
       multiply<kExact>(
-          sum, kTile, [&](int m, int k) { return t[k * kAcross + m]; },
+          sum, depth, [&](int m, int k) { return t[k * kAcross + m]; },
           [&](int k, int n) { return rows.write[k] * a[k * kAcross + n]; });
       erase.each([&](int i, int n, float& d) { d += b[i * kAcross + n]; });
       erase.row_sums([&](int i, int n, float d) { return d * a[i * kAcross + n]; },
@@ -457,7 +458,7 @@ __global__ void __launch_bounds__(kThreads, 2) delta_rule_chunk_gradients(DeltaI
     const ChunkSource source{sequence, in.state, in.shape.grain, span};
     const int64_t place = (in.chunk.first_place(sequence) + number) * in.chunk.rows;
     const ChunkGradient<kExact> chunk{in,   scratch, targets, chunks, source, rows, memory, head, in.shape.group_of(head),
-                                      chunks.slot + number, place};
+                                      chunks.slot + number, place, delta_depth(0, span.hi)};
     TileSum score, dx;
     dx.clear();
     chunk.prepare(queries, score);

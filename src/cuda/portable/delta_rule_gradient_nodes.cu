@@ -21,15 +21,15 @@ __device__ __forceinline__ NodeMemory node_memory() {
   return {memory, memory + kTile * kAcross, memory + 2 * kTile * kAcross};
 }
 
-// sum += A^T B over 64 rows.
+// sum += A^T B over the first `depth` of 64 rows.
 template <bool kExact, class ARow, class BRow>
 __device__ __forceinline__ void add_outer(const NodeMemory& memory, TileSum& sum, ARow row_of_a, int64_t a_column,
-                                          int64_t a_columns, BRow row_of_b, int64_t b_column, int64_t b_columns) {
+                                          int64_t a_columns, BRow row_of_b, int64_t b_column, int64_t b_columns, int depth) {
   load_tile(memory.a, kAcross, a_column, a_columns, row_of_a);
   load_tile(memory.b, kAcross, b_column, b_columns, row_of_b);
   __syncthreads();
   multiply<kExact>(
-      sum, kTile, [&](int m, int k) { return memory.a[k * kAcross + m]; },
+      sum, depth, [&](int m, int k) { return memory.a[k * kAcross + m]; },
       [&](int k, int n) { return memory.weights[k] * memory.b[k * kAcross + n]; });
   __syncthreads();
 }
@@ -74,7 +74,7 @@ __device__ __forceinline__ void add_readers(const NodeMemory& memory, const Delt
           if (transition) return {scratch.dx_at(step + 1, span.row(sequence, r), head), LLA_F32};
           return {dy.at(sequence.index, span.row(sequence, r), head), dy.dtype};
         },
-        column, columns);
+        column, columns, delta_depth(0, span.hi));
   }
   if (!border || sequence.final_gradient.tail < 0 || !gradient.nodes.base) return;
   const int64_t chunk = delta_border(sequence, in.chunk);
@@ -95,7 +95,7 @@ __device__ __forceinline__ void add_readers(const NodeMemory& memory, const Delt
           if (at + r >= dk) return {};
           return delta_row(given, at + r, dv);
         },
-        column, columns);
+        column, columns, delta_depth(at, dk));
   }
 }
 

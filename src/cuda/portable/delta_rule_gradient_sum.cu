@@ -11,7 +11,7 @@ struct GroupTargets {
   SlotMemory state;  // of gradients
 };
 
-__global__ void __launch_bounds__(kThreads) delta_rule_group_sums(DeltaInputs in, DeltaGradients scratch,
+__global__ void __launch_bounds__(kThreads, 4) delta_rule_group_sums(DeltaInputs in, DeltaGradients scratch,
                                                                   GroupTargets targets) {
   const MixerShape& shape = in.shape;
   const DeltaScratch& nodes = scratch.nodes;

@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     const RowBlock block = blocks.find(p.batch, place);
     Sums sums;
     const int64_t of_lambda = column - 2 * p.heads;
-    const int64_t h = of_lambda >= 0 ? of_lambda / p.levels : 0;
+    const int64_t h = of_lambda >= 0 && column < columns ? of_lambda / p.levels : 0;
     for (int r = warp; r < block.rows && column < columns; r += kThreads / 32) {
       const int64_t b = block.sequence->index, row = block.first + r;
       if (column < p.heads) {
