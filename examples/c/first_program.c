@@ -53,7 +53,9 @@ int main(void) {
     }
   }
 
-  check(lla_context_create(NULL, &context, &error));
+  lla_context_options options = LLA_CONTEXT_OPTIONS_INIT;
+  options.backend = LLA_BACKEND_CPU; /* the tensors below are host memory */
+  check(lla_context_create(&options, &context, &error));
   description.kind = LLA_LAYER_MIXER;
   description.mixer = LLA_SCALAR_GATE;
   description.heads = HEADS;

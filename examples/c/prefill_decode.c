@@ -34,7 +34,9 @@ static void set_up(void) {
   lla_batch_limits limits = LLA_BATCH_LIMITS_INIT;
   size_t bytes, alignment;
   int l;
-  check(lla_context_create(NULL, &context, &error));
+  lla_context_options options = LLA_CONTEXT_OPTIONS_INIT;
+  options.backend = LLA_BACKEND_CPU; /* the tensors below are host memory */
+  check(lla_context_create(&options, &context, &error));
   description.kind = LLA_LAYER_MIXER;
   description.mixer = LLA_DELTA_RULE;
   description.write_form = LLA_WRITE_READY;

@@ -117,7 +117,9 @@ int main(void) {
   lla_state_desc slots = LLA_STATE_DESC_INIT;
   const int64_t from = kPrompt, to = kFork;
   int64_t i;
-  check(lla_context_create(NULL, &context, &error));
+  lla_context_options options = LLA_CONTEXT_OPTIONS_INIT;
+  options.backend = LLA_BACKEND_CPU; /* the tensors below are host memory */
+  check(lla_context_create(&options, &context, &error));
   description.kind = LLA_LAYER_MIXER;
   description.mixer = LLA_SCALAR_GATE;
   description.heads = HEADS;

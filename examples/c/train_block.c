@@ -86,7 +86,9 @@ int main(void) {
   description.hidden = HIDDEN;
   description.levels = LEVELS;
   description.lambda_form = LLA_LAMBDA_SOFTPLUS;
-  check(lla_context_create(NULL, &context, &error));
+  lla_context_options options = LLA_CONTEXT_OPTIONS_INIT;
+  options.backend = LLA_BACKEND_CPU; /* the tensors below are host memory */
+  check(lla_context_create(&options, &context, &error));
   check(lla_layer_create(context, &description, &layer, &error));
 
   limits.max_sequences = SEQUENCES;

@@ -190,6 +190,10 @@ class Binder {
   lla_status bad_flags(const char* array, const lla_binding& b) const {
     return fail(error_, LLA_INVALID_ARGUMENT, "%s: %s: flags %d are not allowed here", array, role_name(b.role), b.flags);
   }
+  lla_status check_reach(const char* array, lla_role role, const lla_tensor& tensor) const {
+    if (reaches_memory(*layer_.context, tensor.data)) return LLA_OK;
+    return fail(error_, LLA_INVALID_ARGUMENT, "%s: %s is not memory of the device", array, role_name(role));
+  }
   lla_status bad_dim(const char* array, lla_role role, int axis, int64_t is, int64_t wanted, const char* least) const {
     return fail(error_, LLA_SHAPE_MISMATCH, "%s: %s: dims[%d] must be %s%lld, is %lld", array, role_name(role), axis, least,
                 ll(wanted), ll(is));
@@ -230,6 +234,7 @@ class Binder {
     }
     Span span;
     LLA_TRY(check_tensor({array, b.role}, t, lead, written, wide_, &span, error_));
+    LLA_TRY(check_reach(array, b.role, t));
     (written ? written_ : read_).add(span);
     view->data = t.data ? t.data : nothing;
     view->dtype = t.dtype;
@@ -266,6 +271,7 @@ class Binder {
     }
     Span span;
     LLA_TRY(check_tensor({array, b.role}, t, rule.rank == 2 ? 1 : 0, written, wide_, &span, error_));
+    LLA_TRY(check_reach(array, b.role, t));
     (written ? written_ : read_).add(span);
     matrix->data = t.data ? t.data : nothing;
     matrix->dtype = t.dtype;

@@ -97,6 +97,9 @@ lla_status check_call(const Layer& layer, const Arguments& arguments, const Batc
   if (reinterpret_cast<uintptr_t>(arguments.workspace) % kAlignment != 0) {
     return fail(error, LLA_MISALIGNED, "workspace must be aligned to %lld bytes", ll(kAlignment));
   }
+  if (!reaches_memory(*layer.context, arguments.workspace)) {
+    return fail(error, LLA_INVALID_ARGUMENT, "workspace is not memory of the device");
+  }
   if (arguments.workspace_bytes < static_cast<size_t>(measured->bytes())) {
     return fail(error, LLA_BUFFER_TOO_SMALL, "workspace_bytes must be at least %lld, is %zu", ll(measured->bytes()),
                 arguments.workspace_bytes);
@@ -107,6 +110,9 @@ lla_status check_call(const Layer& layer, const Arguments& arguments, const Batc
   }
   if (reinterpret_cast<uintptr_t>(arguments.saved) % kAlignment != 0) {
     return fail(error, LLA_MISALIGNED, "saved must be aligned to %lld bytes", ll(kAlignment));
+  }
+  if (!reaches_memory(*layer.context, arguments.saved)) {
+    return fail(error, LLA_INVALID_ARGUMENT, "saved is not memory of the device");
   }
   size_t saved = 0;
   LLA_TRY(measure_saved(layer, batch.limits, &saved, error));

@@ -77,6 +77,7 @@ lla_status bind_device_memory(Batch* batch, void* memory, size_t bytes, lla_erro
   if (reinterpret_cast<uintptr_t>(memory) % static_cast<uintptr_t>(kAlignment) != 0)
     return fail(error, LLA_MISALIGNED, "memory is not aligned to %lld bytes", static_cast<long long>(kAlignment));
   if (bytes < needed) return fail(error, LLA_BUFFER_TOO_SMALL, "bytes = %zu, but the batch needs %zu", bytes, needed);
+  if (!reaches_memory(*batch->context, memory)) return fail(error, LLA_INVALID_ARGUMENT, "memory is not memory of the device");
   batch->device_memory = static_cast<char*>(memory);
   return LLA_OK;
 }

@@ -192,6 +192,10 @@ void release_memory(const Context& context, void* memory, size_t bytes) noexcept
     context.release(memory, bytes);
 }
 
+bool reaches_memory(const Context& context, const void* memory) noexcept {
+  return !context.device || !memory || context.device->reaches(memory);
+}
+
 lla_status backend_available(lla_backend backend, char* reason, size_t capacity) noexcept {
   if (backend == LLA_BACKEND_CUDA) {
     const Plugin* plugin = nullptr;

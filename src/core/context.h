@@ -60,6 +60,8 @@ lla_status wait_for(const Context& context, void* stream, lla_error* error) noex
 // Memory that the backend's kernels work on; null if there is none.
 void* allocate_memory(const Context& context, size_t bytes) noexcept;
 void release_memory(const Context& context, void* memory, size_t bytes) noexcept;
+// Whether the backend's kernels can use memory at this address. Null counts as memory.
+bool reaches_memory(const Context& context, const void* memory) noexcept;
 // Turns what a plugin's function returned into a message.
 lla_status device_status(const Context& context, int32_t status, const char* what, lla_error* error) noexcept;
 // Whether a backend can be used here; `reason` receives why not.

@@ -107,6 +107,8 @@ lla_status State::take_pools(const lla_block_memory* memory, int64_t memory_coun
         if (entry->stride < geometry.bytes)
           return fail(error, LLA_INVALID_ARGUMENT, "memory[%lld].stride = %lld is less than the %lld bytes of a block",
                       number, ll(entry->stride), ll(geometry.bytes));
+        if (!reaches_memory(*context_, entry->base))
+          return fail(error, LLA_INVALID_ARGUMENT, "memory[%lld].base is not memory of the device", number);
         if (!(Size(entry->stride) * geometry.count).valid())
           return fail(error, LLA_SIZE_OVERFLOW, "memory[%lld].stride = %lld is too large", number, ll(entry->stride));
         pool = {static_cast<char*>(entry->base), entry->stride};

@@ -137,6 +137,19 @@ int32_t upload(void* to, const void* from, size_t bytes, void* stream) {
 
 int32_t wait(void* stream) { return status_of(cudaStreamSynchronize(static_cast<cudaStream_t>(stream))); }
 
+bool reaches(const void* memory) {
+#if defined(LLA_CUDA_EMULATED)
+  return memory != nullptr;
+#else
+  cudaPointerAttributes attributes;
+  if (status_of(cudaPointerGetAttributes(&attributes, memory)) != LLA_OK) return false;
+  if (attributes.type != cudaMemoryTypeUnregistered) return attributes.devicePointer != nullptr;
+  int device = 0, pageable = 0;  // some systems let a device read all memory of the host
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&pageable, cudaDevAttrPageableMemoryAccess, device) == cudaSuccess && pageable != 0;
+#endif
+}
+
 void describe_error(char* text, size_t capacity) {
   std::snprintf(text, capacity, "%s", last_error_text);
 }
@@ -164,7 +177,7 @@ extern "C" __attribute__((visibility("default"))) const lla::Plugin* lla_plugin_
   using namespace lla::cuda;
   if (abi != lla::kPluginAbi) return nullptr;
   static lla::Plugin plugin = {lla::kPluginAbi, lla::plugin_sizes(), "cuda", LLA_SOURCE_ID, nullptr, count_devices, open_device,
-                               enter, leave, allocate, release, copy, clear, upload, wait, describe_error};
+                               enter, leave, allocate, release, copy, clear, upload, wait, reaches, describe_error};
   plugin.backend = &backend();
   return &plugin;
 }

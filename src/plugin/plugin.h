@@ -42,6 +42,8 @@ struct Plugin {
   int32_t (*clear)(void* at, size_t bytes, void* stream);
   int32_t (*upload)(void* to, const void* from, size_t bytes, void* stream);
   int32_t (*wait)(void* stream);
+  // Whether kernels can read and write memory at this address.
+  bool (*reaches)(const void* memory);
   // Text of the last error that a call of this thread met.
   void (*describe_error)(char* text, size_t capacity);
 };

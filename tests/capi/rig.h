@@ -147,11 +147,14 @@ static inline void rig_make_step(rig *r, int64_t max_sequences, int64_t max_snap
 static inline void rig_open(rig *r, const lla_context_options *options, const lla_layer_desc *descs, int64_t layer_count,
                             const lla_state_desc *state, int64_t max_sequences, int64_t max_rows, int64_t max_snapshots) {
   lla_layer *layers[RIG_LAYERS];
+  lla_context_options host = LLA_CONTEXT_OPTIONS_INIT;
   int64_t i;
+  if (options) host = *options;
+  if (host.backend == LLA_BACKEND_AUTO) host.backend = LLA_BACKEND_CPU; /* the rig's tensors are host memory */
   memset(r, 0, sizeof *r);
   r->max_rows = max_rows;
   r->layer_count = layer_count;
-  OK(lla_context_create(options, &r->context, &error));
+  OK(lla_context_create(&host, &r->context, &error));
   for (i = 0; i < layer_count; ++i) {
     rig_make_layer(r, i, &descs[i], NULL);
     layers[i] = r->layer[i].layer;

@@ -48,7 +48,8 @@ PEERS = {
 }
 # family -> (suite, task of the tool's list of compilations, share of the workers, case)
 COMPILE_JOBS = {
-    "fla": [("A", 0, 0.4, "scalar-log"), ("A", 1, 0, "scalar-log"), ("A", 2, 0.4, "scalar-linear"), ("B", 0, 0.3, "delta-linear")],
+    "fla": [("A", 0, 0.4, "scalar-log"), ("A", 1, 0, "scalar-log"), ("A", 2, 0.4, "scalar-linear"),
+            ("B", 0, 0.3, "delta-linear")],
     "hatt": [("A", 0, 0.6, "scalar-log"), ("B", 0, 0.4, "delta-log")],
 }
 CHUNK = 64
@@ -435,7 +436,8 @@ class Bench:
                 if not shown:
                     continue
                 print(f"{op:>18} " + " ".join(f"{(c[3] + (' linear' if c[1] else ' log'))[:25]:>25}" for c in shown))
-                for B, T in sorted({(row["B"], row["T"]) for row in mine}, key=lambda p: (p[0] * p[1] != self.options.tokens, p[1])):
+                sizes = {(row["B"], row["T"]) for row in mine}
+                for B, T in sorted(sizes, key=lambda size: (size[0] * size[1] != self.options.tokens, size[1])):
                     cells = []
                     for column in shown:
                         found = [r for r in mine if (r["op"], r["linear"], r["who"]) == (op, column[1], column[3])
