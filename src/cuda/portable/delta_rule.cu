@@ -94,6 +94,8 @@ void carve_gradients(const MixerShape& shape, const Counts& counts, int64_t head
   scratch->key = carver->take(counts.places * heads * key_row);
   scratch->erase = carver->take(counts.places * heads * key_row);
   scratch->value = carver->take(counts.places * heads * value_row);
+  scratch->inverse = carver->take(counts.places * heads * ChunkShape(shape.grain).rows);
+  scratch->gate = carver->take(counts.places * heads);
   if (shape.heads == shape.groups) return;
   scratch->query_sum = carver->take(counts.rows * shape.groups * key_row);
   scratch->key_sum = carver->take(counts.places * shape.groups * key_row);
@@ -232,7 +234,8 @@ int32_t launch_backward(const void* problem, const Limits& limits, char* memory,
     if (!status) status = launch_delta_nodes(in, scratch.nodes, exact, stream);
     if (!status) status = launch_delta_walks(in, scratch, p.dy, p.gradient, exact, stream);
     if (!status) status = launch_delta_node_gradients(in, scratch, p.dy, p.gradient, exact, stream);
-    if (!status) status = launch_delta_chunk_gradients(in, scratch, p, exact, stream);
+    if (!status) status = launch_delta_read_gradients(in, scratch, p, exact, stream);
+    if (!status) status = launch_delta_row_gradients(in, scratch, p, exact, stream);
     if (!status) status = launch_delta_group_sums(in, scratch, p, stream);
     return status;
   });
@@ -243,7 +246,8 @@ int32_t load_backward() {
   if (!status) status = load_delta_nodes();
   if (!status) status = load_delta_walks();
   if (!status) status = load_delta_node_gradients();
-  if (!status) status = load_delta_chunk_gradients();
+  if (!status) status = load_delta_read_gradients();
+  if (!status) status = load_delta_row_gradients();
   if (!status) status = load_delta_group_sums();
   return status;
 }

@@ -22,6 +22,8 @@ struct DeltaGradients {
   float* key = nullptr;           // [place][head][key_stride] of k, a place for each row of each chunk
   float* erase = nullptr;         // [place][head][key_stride] of w k where it erases
   float* value = nullptr;         // [place][head][value_stride] of w v
+  float* inverse = nullptr;       // [place][head][rows of a chunk] of X, from what queries read
+  float* gate = nullptr;          // [place][head], likewise
   float* query_sum = nullptr;     // [row][group][key_stride] of the passes so far
   float* key_sum = nullptr;       // [place][group][key_stride]
 
@@ -81,13 +83,16 @@ int32_t launch_delta_walks(const DeltaInputs& in, const DeltaGradients& scratch,
                            bool exact, void* stream);
 int32_t launch_delta_node_gradients(const DeltaInputs& in, const DeltaGradients& scratch, const View& dy,
                                     const SlotMemory& gradient, bool exact, void* stream);
-int32_t launch_delta_chunk_gradients(const DeltaInputs& in, const DeltaGradients& scratch, const MixerBackward& problem,
-                                     bool exact, void* stream);
+int32_t launch_delta_read_gradients(const DeltaInputs& in, const DeltaGradients& scratch, const MixerBackward& problem,
+                                    bool exact, void* stream);
+int32_t launch_delta_row_gradients(const DeltaInputs& in, const DeltaGradients& scratch, const MixerBackward& problem,
+                                   bool exact, void* stream);
 int32_t launch_delta_group_sums(const DeltaInputs& in, const DeltaGradients& scratch, const MixerBackward& problem,
                                 void* stream);
 int32_t load_delta_walks();
 int32_t load_delta_node_gradients();
-int32_t load_delta_chunk_gradients();
+int32_t load_delta_read_gradients();
+int32_t load_delta_row_gradients();
 int32_t load_delta_group_sums();
 
 }  // namespace lla::cuda
