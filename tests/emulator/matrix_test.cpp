@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cuda/common/matrix.h"
+#include "cuda/hopper/fragment.h"
 
 namespace lla::cuda {
 namespace {
@@ -24,6 +25,31 @@ __global__ void product(const float* a, const float* b, float* c, int depth) {
   multiply<kExact>(
       sum, depth, [&](int m, int k) { return sa[m * kAlong + k]; }, [&](int k, int n) { return sb[k * kAcross + n]; });
   sum.each([&](int row, int column, float& x) { c[row * 64 + column] = x; });
+}
+
+// Fragments filled by the maps of fragment.h: multiply_fragment() must mean the same elements.
+__global__ void product_of_fragments(const float* a, const float* b, float* c) {
+  const int lane = threadIdx.x % 32;
+  unsigned fa[4], fb[2];
+  float sum[4] = {};
+  for (int i = 0; i < 4; ++i) fa[i] = to_tf32(a[hopper::mma_k8_a(lane, i).row * 8 + hopper::mma_k8_a(lane, i).column]);
+  for (int i = 0; i < 2; ++i) fb[i] = to_tf32(b[hopper::mma_k8_b(lane, i).row * 8 + hopper::mma_k8_b(lane, i).column]);
+  multiply_fragment(sum, fa, fb);
+  for (int i = 0; i < 4; ++i) c[hopper::mma_sum(lane, i).row * 8 + hopper::mma_sum(lane, i).column] = sum[i];
+}
+
+TEST(Matrix, FragmentsAreTheOnesOfTheMaps) {
+  std::mt19937 engine(2);
+  std::vector<float> a(16 * 8), b(8 * 8), c(16 * 8, -1e9f);
+  for (float& x : a) x = static_cast<float>(static_cast<int>(engine() % 64) - 32);
+  for (float& x : b) x = static_cast<float>(static_cast<int>(engine() % 64) - 32);
+  launch(product_of_fragments, 1, 32, 0, nullptr, (const float*)a.data(), (const float*)b.data(), c.data());
+  for (int row = 0; row < 16; ++row)
+    for (int column = 0; column < 8; ++column) {
+      float sum = 0;
+      for (int k = 0; k < 8; ++k) sum += a[row * 8 + k] * b[k * 8 + column];
+      EXPECT_EQ(c[row * 8 + column], sum) << row << ' ' << column;
+    }
 }
 
 TEST(Matrix, ProductsOfTiles) {

@@ -370,15 +370,17 @@ class Bench:
                 continue
             row = dict(kind="accuracy", case=case, B=1, T=T, **shape)
             expected, parts = run(reference, {n: t.double() for n, t in xs.items()})
-            try:
-                got, _ = run(lambda leaves: lla.mixer(RULES[mixer], **leaves, grain=self.options.grain), xs)
-                self.add(**row, who="lla", **{p: check.error_of(g, e) for p, g, e in zip(parts, got, expected)},
-                         o_rounding=check.error_of(expected[0].to(torch.bfloat16), expected[0]))
-            except (lla.LlaError, RuntimeError) as error:
-                self.add(**row, who="lla", error=str(error)[:300])
-            known = PEERS[self.options.family].get(case)
-            if not with_peer or self.tool is None or known is None or known[1] not in ("fla_ll", "hatt_ll"):
+            if not with_peer:
+                try:
+                    got, _ = run(lambda leaves: lla.mixer(RULES[mixer], **leaves, grain=self.options.grain), xs)
+                    self.add(**row, who="lla", **{p: check.error_of(g, e) for p, g, e in zip(parts, got, expected)},
+                             o_rounding=check.error_of(expected[0].to(torch.bfloat16), expected[0]))
+                except (lla.LlaError, RuntimeError) as error:
+                    self.add(**row, who="lla", error=str(error)[:300])
                 continue
+            known = PEERS[self.options.family].get(case)
+            if known is None or known[1] not in ("fla_ll", "hatt_ll"):
+                continue  # the others want other inputs
             try:
                 ys = dict(xs, lam=xs["lam"].to(torch.bfloat16))
                 peer_row = dict(self.peer_row(case, 1, T), **shape)
