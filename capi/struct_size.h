@@ -28,7 +28,7 @@ LLA_FIRST_SIZE(lla_allocator, user);
 LLA_FIRST_SIZE(lla_parallel, user);
 LLA_FIRST_SIZE(lla_log, user);
 LLA_FIRST_SIZE(lla_context_options, log);
-LLA_FIRST_SIZE(lla_batch_limits, max_snapshots);
+LLA_FIRST_SIZE(lla_batch_limits, reserved);
 LLA_FIRST_SIZE(lla_rows, final_gradient_slots);
 LLA_FIRST_SIZE(lla_layer_desc, reserved);
 LLA_FIRST_SIZE(lla_forward_args, stream);
