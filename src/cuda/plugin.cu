@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table that the core finds in this library: devices, memory, copies, and the kernels.
-#include "plugin/plugin.h"
-
 #include <cstdio>
 #include <cstring>
 
 #include "cuda/backend.h"
 #include "cuda/common/platform.h"
+#include "plugin/plugin.h"
 
 #ifndef LLA_SOURCE_ID
 #define LLA_SOURCE_ID "unknown"
@@ -47,7 +46,8 @@ int32_t count_devices(int32_t* devices, char* reason, size_t capacity) {
       std::snprintf(reason, capacity, "cuda: no NVIDIA driver is installed");
       return LLA_NO_DEVICE;
     }
-    std::snprintf(reason, capacity, "cuda: driver for CUDA %d.%d: %s", driver / 1000, driver % 1000 / 10, cudaGetErrorString(error));
+    std::snprintf(reason, capacity, "cuda: driver for CUDA %d.%d: %s", driver / 1000, driver % 1000 / 10,
+                  cudaGetErrorString(error));
     return std::strstr(cudaGetErrorString(error), "insufficient") ? LLA_DRIVER_TOO_OLD : LLA_NO_DEVICE;
   }
   if (count == 0) {
@@ -129,7 +129,8 @@ int32_t upload(void* to, const void* from, size_t bytes, void* stream) {
     Parcel parcel;
     const size_t count = bytes - done < sizeof parcel ? bytes - done : sizeof parcel;
     std::memcpy(&parcel, static_cast<const char*>(from) + done, count);
-    const int32_t status = launch(unpack_parcel, 1, 256, 0, stream, static_cast<char*>(to) + done, parcel, static_cast<int>(count));
+    const int32_t status =
+        launch(unpack_parcel, 1, 256, 0, stream, static_cast<char*>(to) + done, parcel, static_cast<int>(count));
     if (status != LLA_OK) return status;
   }
   return LLA_OK;
@@ -150,9 +151,7 @@ bool reaches(const void* memory) {
 #endif
 }
 
-void describe_error(char* text, size_t capacity) {
-  std::snprintf(text, capacity, "%s", last_error_text);
-}
+void describe_error(char* text, size_t capacity) { std::snprintf(text, capacity, "%s", last_error_text); }
 
 }  // namespace
 
@@ -176,8 +175,23 @@ const Backend& backend() {
 extern "C" __attribute__((visibility("default"))) const lla::Plugin* lla_plugin_query(uint32_t abi) {
   using namespace lla::cuda;
   if (abi != lla::kPluginAbi) return nullptr;
-  static lla::Plugin plugin = {lla::kPluginAbi, lla::plugin_sizes(), "cuda", LLA_SOURCE_ID, nullptr, count_devices, open_device,
-                               enter, leave, allocate, release, copy, clear, upload, wait, reaches, describe_error};
+  static lla::Plugin plugin = {lla::kPluginAbi,
+                               lla::plugin_sizes(),
+                               "cuda",
+                               LLA_SOURCE_ID,
+                               nullptr,
+                               count_devices,
+                               open_device,
+                               enter,
+                               leave,
+                               allocate,
+                               release,
+                               copy,
+                               clear,
+                               upload,
+                               wait,
+                               reaches,
+                               describe_error};
   plugin.backend = &backend();
   return &plugin;
 }

@@ -284,8 +284,8 @@ TEST_F(CudaDeltaRule, PiecesMatchOneCall) {
         memory.rewrites_all = true;
         t.y.fill([] { return 0.0; });
         const SlotImage slot = append_pieces(memory, t, pieces);
-        const std::string where = std::string("C") + std::to_string(grain) + " L" + std::to_string(levels) + " kind " +
-                                  std::to_string(kind);
+        const std::string where =
+            std::string("C") + std::to_string(grain) + " L" + std::to_string(levels) + " kind " + std::to_string(kind);
         EXPECT_LE(norm_error(t.y.values(), y), 1e-5) << where;
         EXPECT_LE(norm_error(slot_values(memory, slot).content, slot_values(whole_memory, whole).content), 1e-5) << where;
       }
@@ -325,8 +325,10 @@ TEST_F(CudaDeltaRule, BitsDoNotDependOnBatch) {
     for (size_t i = 0; i < b.sequences.size(); ++i) b.sequences[i].padding = i != kept;
     const Result alone = run_both(true, b, t);
     const Sequence& s = b.sequences[kept];
-    for (const auto& [x, y] : {std::pair<const Tensor*, const Tensor*>{&alone.t.y, &plain.t.y}, {&alone.t.dq, &plain.t.dq},
-                               {&alone.t.dk, &plain.t.dk}, {&alone.t.dgate, &plain.t.dgate}}) {
+    for (const auto& [x, y] : {std::pair<const Tensor*, const Tensor*>{&alone.t.y, &plain.t.y},
+                               {&alone.t.dq, &plain.t.dq},
+                               {&alone.t.dk, &plain.t.dk},
+                               {&alone.t.dgate, &plain.t.dgate}}) {
       for (int64_t r = s.row_begin; r < s.row_begin + s.rows && !x->empty(); ++r) {
         for (int64_t h = 0; h < x->heads; ++h) {
           for (int64_t i = 0; i < x->dim; ++i) ASSERT_EQ(x->get(r, h, i), y->get(r, h, i)) << describe(trial, number);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // How kernels cut a sequence into chunks, and where a chunk's rows and the nodes of its past lie.
 //
-// Kernels work on chunks of C = min(grain, 64) rows, numbered absolutely: chunk i holds positions i C ... (i + 1) C - 1. A call's
-// first chunk is the first one of the grain in which its first position lies, so that raw rows of the tail belong to its chunks
-// and older rows to nodes. Node levels here count chunks of C rows: the state's level b is level b + ratio_log.
+// Kernels work on chunks of C = min(grain, 64) rows, numbered absolutely: chunk i holds positions i C ... (i + 1) C - 1. A
+// call's first chunk is the first one of the grain in which its first position lies, so that raw rows of the tail belong to
+// its chunks and older rows to nodes. Node levels here count chunks of C rows: the state's level b is level b + ratio_log.
 #pragma once
 
 #include "cuda/common/element.h"
@@ -20,7 +20,7 @@ LLA_HOST_DEVICE inline int log2_of_power(int64_t power_of_two) {
 
 // What follows from the grain alone.
 struct ChunkShape {
-  int rows = 0, rows_log = 0;  // C
+  int rows = 0, rows_log = 0;    // C
   int ratio = 1, ratio_log = 0;  // grain / C
 
   ChunkShape() = default;
@@ -33,7 +33,9 @@ struct ChunkShape {
   LLA_HOST_DEVICE int64_t most_chunks(int64_t most_rows) const { return (most_rows + rows - 1) / rows + ratio; }
   // Slots for the nodes of full chunks that all sequences together need, and the first one of a sequence. A sequence that
   // begins at row r and has n rows fills at most floor(n / C) + ratio chunks, so the ranges of two sequences never meet.
-  LLA_HOST_DEVICE int64_t slots(int64_t total_rows, int64_t sequences) const { return total_rows / rows + sequences * ratio; }
+  LLA_HOST_DEVICE int64_t slots(int64_t total_rows, int64_t sequences) const {
+    return total_rows / rows + sequences * ratio;
+  }
   LLA_HOST_DEVICE int64_t first_slot(const Sequence& sequence) const {
     return sequence.row_begin / rows + sequence.index * ratio;
   }
@@ -65,13 +67,16 @@ struct ChunkSpan {
   int64_t begin = 0;  // position of local row 0
   int lo = 0, hi = 0;
 
-  LLA_HOST_DEVICE ChunkSpan(const Sequence& sequence, const ChunkShape& shape, int64_t chunk) : begin(chunk << shape.rows_log) {
+  LLA_HOST_DEVICE ChunkSpan(const Sequence& sequence, const ChunkShape& shape, int64_t chunk)
+      : begin(chunk << shape.rows_log) {
     const int64_t before = sequence.position - begin, end = sequence.position + sequence.rows - begin;
     lo = before <= 0 ? 0 : before < shape.rows ? static_cast<int>(before) : shape.rows;
     hi = end <= 0 ? 0 : end < shape.rows ? static_cast<int>(end) : shape.rows;
   }
   // Row of the tensors' row axis that local row r (>= lo) is.
-  LLA_HOST_DEVICE int64_t row(const Sequence& sequence, int r) const { return sequence.row_begin + begin + r - sequence.position; }
+  LLA_HOST_DEVICE int64_t row(const Sequence& sequence, int r) const {
+    return sequence.row_begin + begin + r - sequence.position;
+  }
 };
 
 // A run of elements of one type; null: they are zero.
@@ -89,7 +94,10 @@ struct ChunkSource {
 
   // Ring index of local row r < lo.
   __device__ __forceinline__ int64_t ring(int r) const {
-    return (sequence.history.tail_origin + (span.begin + r) % grain) % state.tail_layout.capacity;
+    // Little code: it stands wherever rows are loaded. The grain is a power of two.
+    const uint32_t place =
+        static_cast<uint32_t>(sequence.history.tail_origin) + static_cast<uint32_t>((span.begin + r) & (grain - 1));
+    return place % static_cast<uint32_t>(state.tail_layout.capacity);
   }
   // Whether local row r < lo is in the tail; older rows than the history's start are zero.
   __device__ __forceinline__ bool in_tail(int r) const {
@@ -126,12 +134,13 @@ struct ChunkSource {
 };
 
 // Fills tile[64][stride] with 64 rows of 64 columns from column `column` on, of `columns` in all; what is not there is zero.
-// row(r) gives the elements of column 0. By a block of 128 threads; no barrier. All addresses first, then all loads, then the
-// stores: eight loads of a thread are on their way at once.
-template <class Row>
+// row(r) gives the elements of column 0. By a block of 128 threads, or, if wide, 128 columns by 256; no barrier. All
+// addresses first, then all loads, then the stores: eight loads of a thread are on their way at once.
+template <bool kWide = false, class Row>
 __device__ __forceinline__ void load_tile(float* tile, int stride, int64_t column, int64_t columns, Row row) {
   constexpr int kRows = 8;  // of a thread
-  const int c = 4 * (threadIdx.x % 16), first = threadIdx.x / 16;
+  constexpr int kAcrossThreads = kWide ? 32 : 16;
+  const int c = 4 * static_cast<int>(threadIdx.x % kAcrossThreads), first = static_cast<int>(threadIdx.x / kAcrossThreads);
   const int64_t left = columns - column - c;
   const void* data[kRows];
   int32_t dtype = LLA_F32;
@@ -161,9 +170,12 @@ __device__ __forceinline__ void load_tile(float* tile, int stride, int64_t colum
 #pragma unroll
     for (int i = 0; i < kRows; ++i)
       *reinterpret_cast<float4*>(tile + (first + 8 * i) * stride + c) =
-          dtype == LLA_BF16 ? make_float4(from_bf16(x[i].x & 0xffffu), from_bf16(x[i].x >> 16), from_bf16(x[i].y & 0xffffu), from_bf16(x[i].y >> 16))
-                            : make_float4(from_f16(x[i].x & 0xffffu), from_f16(x[i].x >> 16), from_f16(x[i].y & 0xffffu), from_f16(x[i].y >> 16));
+          dtype == LLA_BF16 ? make_float4(from_bf16(x[i].x & 0xffffu), from_bf16(x[i].x >> 16), from_bf16(x[i].y & 0xffffu),
+                                          from_bf16(x[i].y >> 16))
+                            : make_float4(from_f16(x[i].x & 0xffffu), from_f16(x[i].x >> 16), from_f16(x[i].y & 0xffffu),
+                                          from_f16(x[i].y >> 16));
   } else {
+#pragma unroll 1
     for (int r = first; r < 64; r += 8) {
       const Elements elements = row(r);
       *reinterpret_cast<float4*>(tile + r * stride + c) =

@@ -23,7 +23,9 @@ __device__ __forceinline__ unsigned to_bf16(float x) {
 inline float from_f16(unsigned bits) { return f16_to_float(static_cast<uint16_t>(bits)); }
 inline unsigned to_f16(float x) { return float_to_f16(x); }
 #else
-__device__ __forceinline__ float from_f16(unsigned bits) { return __half2float(__ushort_as_half(static_cast<unsigned short>(bits))); }
+__device__ __forceinline__ float from_f16(unsigned bits) {
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+}
 __device__ __forceinline__ unsigned to_f16(float x) { return __half_as_ushort(__float2half_rn(x)); }
 #endif
 

@@ -33,7 +33,7 @@ int64_t bits_of(int64_t x) {
 }
 
 // Memory above which heads are worked on in several passes.
-constexpr int64_t kMostBytes = int64_t{4} << 30;
+constexpr int64_t kMostBytes = int64_t{8} << 30;
 
 struct Counts {
   Size slots, places, rows, sequences;
@@ -253,8 +253,8 @@ int32_t load_backward() {
 }
 
 const Kernel kKernels[] = {
-    {Op::MixerForward, "cuda.delta_rule.forward.portable", accepts_forward, measure_forward, nullptr, nullptr, nullptr, nullptr,
-     launch_forward, load_forward},
+    {Op::MixerForward, "cuda.delta_rule.forward.portable", accepts_forward, measure_forward, nullptr, nullptr, nullptr,
+     nullptr, launch_forward, load_forward},
     {Op::MixerBackward, "cuda.delta_rule.backward.portable", accepts_backward, measure_backward, nullptr, nullptr, nullptr,
      nullptr, launch_backward, load_backward},
 };

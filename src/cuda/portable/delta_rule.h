@@ -23,8 +23,17 @@ struct DeltaInputs {
 
   template <class Problem>
   explicit DeltaInputs(const Problem& p)
-      : shape(p.shape), chunk(p.shape.grain), batch(p.batch), q(p.q), k(p.k), v(p.v), gate(p.gate), write(p.write),
-        lambda(p.lambda), state(p.state), separate(p.shape.separate_levels()) {}
+      : shape(p.shape),
+        chunk(p.shape.grain),
+        batch(p.batch),
+        q(p.q),
+        k(p.k),
+        v(p.v),
+        gate(p.gate),
+        write(p.write),
+        lambda(p.lambda),
+        state(p.state),
+        separate(p.shape.separate_levels()) {}
   LLA_HOST_DEVICE int64_t most_chunks() const { return chunk.most_chunks(batch.most_rows); }
   // Full chunks of one sequence, at most.
   LLA_HOST_DEVICE int64_t most_full() const { return (batch.most_rows + shape.grain - 1) / chunk.rows; }
@@ -85,11 +94,12 @@ struct DeltaSequence {
 
 // A node that a chunk reads.
 struct DeltaStep {
-  Elements content;      // null: zero
-  int64_t stride = 0;    // of the content's rows
+  Elements content;                   // null: zero
+  int64_t stride = 0;                 // of the content's rows
   const float* transition = nullptr;  // over the node; null: no more needed
-  int64_t column = -1;   // of lambda; -1: weight 1
-  int entry = 0;         // of the state's nodes: what would be stored there
+  int64_t column = -1;                // of lambda; -1: weight 1
+  int entry = 0;                      // of the state's nodes: what would be stored there
+  int level = 0;                      // in chunks; what is absorbed has kDeltaLevels
 };
 
 // Block id of an entry of the history; -1: zero.
@@ -124,7 +134,12 @@ struct DeltaWalk {
 
   __device__ __forceinline__ DeltaWalk(const DeltaInputs& inputs, const DeltaScratch& memory, const DeltaSequence& s,
                                        int64_t head_number, int64_t chunk_number, bool with_zeros)
-      : in(inputs), scratch(memory), chunks(s), head(head_number), chunk(chunk_number), zeros(with_zeros),
+      : in(inputs),
+        scratch(memory),
+        chunks(s),
+        head(head_number),
+        chunk(chunk_number),
+        zeros(with_zeros),
         bits(static_cast<uint64_t>(chunk_number)) {
     const bool stored = in.state.nodes.base && s.sequence.history.tail >= 0;
     history = stored || s.sequence.initial_gradient.tail >= 0;
@@ -143,6 +158,7 @@ struct DeltaWalk {
       const int entry = level - in.chunk.ratio_log;
       step->column = column(level);
       step->entry = entry < in.separate ? entry : kAbsorbed;
+      step->level = level;
       if (end > chunks.range.first) {
         step->content = {chunks.content(scratch, end, head), LLA_F32};
         step->stride = scratch.value_stride;
@@ -162,6 +178,7 @@ struct DeltaWalk {
     set_history(chunks.sequence.history.node[kAbsorbed], step);
     step->column = in.shape.levels - 1;
     step->entry = kAbsorbed;
+    step->level = kDeltaLevels;
     return true;
   }
   __device__ __forceinline__ void set_history(int32_t id, DeltaStep* step) const {
@@ -223,7 +240,8 @@ __device__ __forceinline__ void store4(const Target& to, int64_t i, int64_t coun
   if (count > 3) put_element(to.data, to.dtype, i + 3, x.w, to.accumulate);
 }
 
-// Writes the 64 columns of a tile in shared memory that become `column` ... of `columns`. row(r) gives the target of column 0.
+// Writes the 64 columns of a tile in shared memory that become `column` ... of `columns`. row(r) gives the target of column
+// 0.
 template <class Row>
 __device__ __forceinline__ void store_tile(const float* tile, int stride, int64_t column, int64_t columns, Row row) {
   const int c = 4 * (threadIdx.x % 16);
@@ -238,9 +256,8 @@ __device__ __forceinline__ void store_tile(const float* tile, int stride, int64_
 
 // A sum into a tile in shared memory, and back.
 __device__ __forceinline__ void put_sum(TileSum& sum, float* tile, int stride) {
-  each_pair(sum, [&](int m, int n, float& x, float& y) {
-    *reinterpret_cast<float2*>(tile + m * stride + n) = make_float2(x, y);
-  });
+  each_pair(
+      sum, [&](int m, int n, float& x, float& y) { *reinterpret_cast<float2*>(tile + m * stride + n) = make_float2(x, y); });
 }
 __device__ __forceinline__ void get_sum(TileSum& sum, const float* tile, int stride) {
   each_pair(sum, [&](int m, int n, float& x, float& y) {

@@ -2,6 +2,7 @@
 // The delta rule, chunk by chunk: X = (I + stril(w K K^T))^-1, R = tril(scale Q K^T) X, Kt = X^T K. Makes what queries read
 // inside their chunk, what older nodes see of them, and the node of a full chunk.
 #include "cuda/portable/delta_rule_chunk.h"
+#include "cuda/portable/delta_rule_wide.h"
 
 namespace lla::cuda {
 
@@ -51,8 +52,11 @@ __global__ void __launch_bounds__(kThreads, 3) delta_rule_chunks(DeltaInputs in,
       __syncthreads();
       const auto across = [&](int k, int n) { return t0[n * kAlong + k]; };
       const int columns = delta_depth(at, dk);
-      multiply<kExact>(gram, columns, [&](int m, int k) { return t0[m * kAlong + k]; }, across);
-      if (queries) multiply<kExact>(score, columns, [&](int m, int k) { return t1[m * kAlong + k]; }, across);
+      multiply<kExact>(
+          gram, columns, [&](int m, int k) { return t0[m * kAlong + k]; }, across);
+      if (queries)
+        multiply<kExact>(
+            score, columns, [&](int m, int k) { return t1[m * kAlong + k]; }, across);
     }
     delta_load_rows(in, source, head, rows);
     gram.each([&](int i, int s, float& x) { t0[i * kAcross + s] = s < i ? rows.write[i] * x : 0.0f; });
@@ -127,7 +131,8 @@ __global__ void __launch_bounds__(kThreads, 3) delta_rule_chunks(DeltaInputs in,
         TileSum sum;
         sum.clear();
         multiply<kExact>(
-            sum, depth, [&](int m, int k) { return t0[k * kAcross + m]; }, [&](int k, int n) { return t2[k * kAcross + n]; });
+            sum, depth, [&](int m, int k) { return t0[k * kAcross + m]; },
+            [&](int k, int n) { return t2[k * kAcross + n]; });
         sum.each([&](int s, int n, float& x) { t1[s * kAcross + n] = x; });
         __syncthreads();
         const auto kt = [&](int m, int k) { return t1[k * kAcross + m]; };
@@ -138,7 +143,8 @@ __global__ void __launch_bounds__(kThreads, 3) delta_rule_chunks(DeltaInputs in,
           sum.clear();
           multiply<kExact>(sum, depth, kt, [&](int k, int n) { return factor[k] * t2[k * kAcross + n]; });
           each_pair(sum, [&](int m, int n, float x, float y) {
-            if (along + m < dk && at + n < dv) *reinterpret_cast<float2*>(to_content + m * value_stride + n) = make_float2(x, y);
+            if (along + m < dk && at + n < dv)
+              *reinterpret_cast<float2*>(to_content + m * value_stride + n) = make_float2(x, y);
           });
           __syncthreads();
         }
@@ -152,7 +158,8 @@ __global__ void __launch_bounds__(kThreads, 3) delta_rule_chunks(DeltaInputs in,
           each_pair(sum, [&](int m, int n, float x, float y) {
             if (along + m >= dk || at + n >= dk) return;
             const float one = m + diagonal == n ? 1.0f : 0.0f, next = m + diagonal == n + 1 ? 1.0f : 0.0f;
-            *reinterpret_cast<float2*>(to_transition + m * key_stride + n) = make_float2(whole * (one - x), whole * (next - y));
+            *reinterpret_cast<float2*>(to_transition + m * key_stride + n) =
+                make_float2(whole * (one - x), whole * (next - y));
           });
           __syncthreads();
         }
@@ -165,14 +172,17 @@ __global__ void __launch_bounds__(kThreads, 3) delta_rule_chunks(DeltaInputs in,
 }  // namespace
 
 int32_t launch_delta_chunks(const DeltaInputs& in, const DeltaScratch& scratch, bool reads, bool exact, void* stream) {
+  if (in.shape.key_dim <= kWide && in.shape.value_dim <= kWide)
+    return launch_delta_chunks_narrow(in, scratch, reads, exact, stream);
   return launch(exact ? delta_rule_chunks<true> : delta_rule_chunks<false>,
-                in.batch.count * in.most_chunks() * scratch.pass_heads, kThreads, kFloats * sizeof(float), stream, in, scratch,
-                reads);
+                in.batch.count * in.most_chunks() * scratch.pass_heads, kThreads, kFloats * sizeof(float), stream, in,
+                scratch, reads);
 }
 
 int32_t load_delta_chunks() {
-  const int32_t status = load_kernel(delta_rule_chunks<true>);
-  return status ? status : load_kernel(delta_rule_chunks<false>);
+  int32_t status = load_kernel(delta_rule_chunks<true>);
+  if (!status) status = load_kernel(delta_rule_chunks<false>);
+  return status ? status : load_delta_chunks_narrow();
 }
 
 }  // namespace lla::cuda

@@ -24,29 +24,31 @@ struct DeltaRows {
     return level == 0 ? 1.0f : prefix[(level - 1) * 64 + i] * suffix[(level - 1) * 64 + s];
   }
   __device__ __forceinline__ float weight(int i, int s) const { return decay(i, s) * lambda[i * 8 + local_level(i, s)]; }
-  __device__ __forceinline__ float into(int i) const { return prefix[6 * 64 + i]; }      // from the chunk's start into row i
-  __device__ __forceinline__ float to_end(int s) const { return suffix[6 * 64 + s]; }    // from row s to the chunk's end
-  __device__ __forceinline__ float whole() const { return prefix[6 * 64 + 63]; }         // over the chunk
+  __device__ __forceinline__ float into(int i) const { return prefix[6 * 64 + i]; }    // from the chunk's start into row i
+  __device__ __forceinline__ float to_end(int s) const { return suffix[6 * 64 + s]; }  // from row s to the chunk's end
+  __device__ __forceinline__ float whole() const { return prefix[6 * 64 + 63]; }       // over the chunk
 };
 
-// Fills the tables; ends with a barrier.
+// Fills the tables; ends with a barrier. By a block of 128 threads or more.
 __device__ __forceinline__ void delta_load_rows(const DeltaInputs& in, const ChunkSource& source, int64_t head,
                                                 const DeltaRows& rows) {
   const int i = threadIdx.x % 64;
-  const bool first = threadIdx.x < 64;
+  const bool first = threadIdx.x < 64, second = !first && threadIdx.x < 128;
+  const int threads = static_cast<int>(blockDim.x);
   if (first) {
     rows.prefix[i] = source.gate(in.gate, head, i);
-  } else {
+  } else if (second) {
     rows.suffix[i] = 0;
     rows.write[i] = source.write(in.write, head, i);
   }
-  for (int n = threadIdx.x; n < 64 * 8; n += kThreads) {
+  for (int n = threadIdx.x; n < 64 * 8; n += threads) {
     const int row = n / 8, level = n % 8;
     float weight = 0;
     if (row >= source.span.lo && row < source.span.hi && (level == 0 || (level < 7 && (row >> (level - 1)) & 1))) {
-      weight = in.shape.levels == 0 ? 1.0f
-                                    : load_element(in.lambda.at(source.sequence.index, source.span.row(source.sequence, row), head),
-                                                   in.lambda.dtype, in.shape.column(level));
+      weight = in.shape.levels == 0
+                   ? 1.0f
+                   : load_element(in.lambda.at(source.sequence.index, source.span.row(source.sequence, row), head),
+                                  in.lambda.dtype, in.shape.column(level));
     }
     rows.lambda[n] = weight;
   }
@@ -58,12 +60,12 @@ __device__ __forceinline__ void delta_load_rows(const DeltaInputs& in, const Chu
     const float* totals = rows.prefix + d * 64;
     if (first) {
       rows.prefix[(d + 1) * 64 + i] = totals[i] + (odd ? totals[(block << d) - 1] : 0.0f);
-    } else {
+    } else if (second) {
       rows.suffix[(d + 1) * 64 + i] = rows.suffix[d * 64 + i] + (odd ? 0.0f : totals[((block + 2) << d) - 1]);
     }
     __syncthreads();
   }
-  for (int n = threadIdx.x; n < 2 * 7 * 64; n += kThreads) rows.prefix[n] = decay_of(rows.prefix[n]);
+  for (int n = threadIdx.x; n < 2 * 7 * 64; n += threads) rows.prefix[n] = decay_of(rows.prefix[n]);
   __syncthreads();
 }
 
@@ -90,23 +92,26 @@ __device__ __forceinline__ void delta_small_product(int thread, const float* a, 
 }
 
 // X = (I + N)^-1 in place, N strictly lower triangular and [64][kAcross]. Rows from `rows` on are those of the unit matrix.
-// `temporary` [32][36]. Begins after a barrier, ends with one.
+// `temporary` [32][36]. Begins after a barrier, ends with one. By the first 128 threads of a block.
 __device__ __forceinline__ void delta_invert(float* x, float* temporary, int rows) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const bool works = threadIdx.x < kThreads;
   // Diagonal blocks of 16: each lane makes one column.
-  float* block = x + 16 * warp * (kAcross + 1);
-  float column[16];
+  if (works) {
+    float* block = x + 16 * warp * (kAcross + 1);
+    float column[16];
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    float sum = i == lane ? 1.0f : 0.0f;
+    for (int i = 0; i < 16; ++i) {
+      float sum = i == lane ? 1.0f : 0.0f;
 #pragma unroll
-    for (int s = 0; s < i; ++s) sum -= block[i * kAcross + s] * column[s];
-    column[i] = sum;
-  }
-  __syncwarp();
-  if (lane < 16) {
+      for (int s = 0; s < i; ++s) sum -= block[i * kAcross + s] * column[s];
+      column[i] = sum;
+    }
+    __syncwarp();
+    if (lane < 16) {
 #pragma unroll
-    for (int i = 0; i < 16; ++i) block[i * kAcross + lane] = column[i];
+      for (int i = 0; i < 16; ++i) block[i * kAcross + lane] = column[i];
+    }
   }
   __syncthreads();
   // Joins two neighbouring inverses: the block below the diagonal is -X22 N21 X11.
@@ -115,16 +120,16 @@ __device__ __forceinline__ void delta_invert(float* x, float* temporary, int row
     float* corner = x + 32 * pair * (kAcross + 1);
     float* below = corner + 16 * kAcross;
     float* product = temporary + pair * 16 * 20;
-    delta_small_product<16, 1>(thread, below, kAcross, corner, kAcross, 1, product, 20);
+    if (works) delta_small_product<16, 1>(thread, below, kAcross, corner, kAcross, 1, product, 20);
     __syncthreads();
-    delta_small_product<16, 1>(thread, below + 16, kAcross, product, 20, -1, below, kAcross);
+    if (works) delta_small_product<16, 1>(thread, below + 16, kAcross, product, 20, -1, below, kAcross);
     __syncthreads();
   }
   if (rows > 32) {
     float* below = x + 32 * kAcross;
-    delta_small_product<32, 2>(threadIdx.x, below, kAcross, x, kAcross, 1, temporary, 36);
+    if (works) delta_small_product<32, 2>(threadIdx.x, below, kAcross, x, kAcross, 1, temporary, 36);
     __syncthreads();
-    delta_small_product<32, 2>(threadIdx.x, below + 32, kAcross, temporary, 36, -1, below, kAcross);
+    if (works) delta_small_product<32, 2>(threadIdx.x, below + 32, kAcross, temporary, 36, -1, below, kAcross);
     __syncthreads();
   }
 }

@@ -1,31 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the backward kernels of the delta rule share. Forward's nodes are made again; then queries walk back and forth through
-// them (gradients of queries and of lambda), nodes sum over their readers, gradients go down the tree, and end in chunks.
+// What the backward kernels of the delta rule share. Forward's nodes are made again; then queries walk back and forth
+// through them (gradients of queries and of lambda), nodes sum over their readers, gradients go down the tree, and end in
+// chunks.
 #pragma once
 
 #include "cuda/portable/delta_rule.h"
 
 namespace lla::cuda {
 
-// Scratch memory of backward. Step s of a chunk (or of the border at which the final state's nodes stand) is the s-th node of
-// the call that it reads; X of step s is what that node sees, dX its gradient.
+// Scratch memory of backward. Step s of a chunk (or of the border at which the final state's nodes stand) is the s-th node
+// of the call that it reads; X of step s is what that node sees, dX its gradient.
 struct DeltaGradients {
   DeltaScratch nodes;
   int64_t steps = 0, rows = 0, groups = 0, levels = 0;
-  float* x = nullptr;          // [step - 1][row][head][key_stride]; step 0 is nodes.query
-  float* dx = nullptr;         // [step][row][head][key_stride]; in the end step 0 is the gradient of q, without scale
-  float* border_x = nullptr;   // [sequence][step][head][dk][key_stride]
+  float* x = nullptr;         // [step - 1][row][head][key_stride]; step 0 is nodes.query
+  float* dx = nullptr;        // [step][row][head][key_stride]; in the end step 0 is the gradient of q, without scale
+  float* border_x = nullptr;  // [sequence][step][head][dk][key_stride]
   float* border_dx = nullptr;
-  float* content = nullptr;       // [slot][head][dk][value_stride]
-  float* transition[2] = {};      // [slot][head][dk][key_stride], of even and odd levels
-  float* lambda = nullptr;        // [row][head][levels], through nodes
-  float* key = nullptr;           // [place][head][key_stride] of k, a place for each row of each chunk
-  float* erase = nullptr;         // [place][head][key_stride] of w k where it erases
-  float* value = nullptr;         // [place][head][value_stride] of w v
-  float* inverse = nullptr;       // [place][head][rows of a chunk] of X, from what queries read
-  float* gate = nullptr;          // [place][head], likewise
-  float* query_sum = nullptr;     // [row][group][key_stride] of the passes so far
-  float* key_sum = nullptr;       // [place][group][key_stride]
+  float* content = nullptr;    // [slot][head][dk][value_stride]
+  float* transition[2] = {};   // [slot][head][dk][key_stride], of even and odd levels
+  float* lambda = nullptr;     // [row][head][levels], through nodes
+  float* key = nullptr;        // [place][head][key_stride] of k, a place for each row of each chunk
+  float* erase = nullptr;      // [place][head][key_stride] of w k where it erases
+  float* value = nullptr;      // [place][head][value_stride] of w v
+  float* inverse = nullptr;    // [place][head][rows of a chunk] of X, from what queries read
+  float* gate = nullptr;       // [place][head], likewise
+  float* query_sum = nullptr;  // [row][group][key_stride] of the passes so far
+  float* key_sum = nullptr;    // [place][group][key_stride]
 
   LLA_HOST_DEVICE float* x_at(int64_t step, int64_t row, int64_t head) const {
     return step == 0 ? nodes.query_at(row, head) : x + nodes.place((step - 1) * rows + row, head) * nodes.key_stride;
@@ -81,6 +82,9 @@ __device__ __forceinline__ bool delta_has_final_row(const SlotMemory& gradient, 
 // Launches, in the order in which they follow forward's nodes.
 int32_t launch_delta_walks(const DeltaInputs& in, const DeltaGradients& scratch, const View& dy, const SlotMemory& gradient,
                            bool exact, void* stream);
+// Of queries only, for dimensions of at most 128.
+int32_t launch_delta_walks_narrow(const DeltaInputs& in, const DeltaGradients& scratch, const View& dy, bool exact,
+                                  void* stream);
 int32_t launch_delta_node_gradients(const DeltaInputs& in, const DeltaGradients& scratch, const View& dy,
                                     const SlotMemory& gradient, bool exact, void* stream);
 int32_t launch_delta_read_gradients(const DeltaInputs& in, const DeltaGradients& scratch, const MixerBackward& problem,
@@ -90,6 +94,7 @@ int32_t launch_delta_row_gradients(const DeltaInputs& in, const DeltaGradients& 
 int32_t launch_delta_group_sums(const DeltaInputs& in, const DeltaGradients& scratch, const MixerBackward& problem,
                                 void* stream);
 int32_t load_delta_walks();
+int32_t load_delta_walks_narrow();
 int32_t load_delta_node_gradients();
 int32_t load_delta_read_gradients();
 int32_t load_delta_row_gradients();

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the two backward kernels inside a chunk share. Gates: a decay over an interval belongs to all gates of the interval, so
-// that nothing is subtracted.
+// What the two backward kernels inside a chunk share. Gates: a decay over an interval belongs to all gates of the interval,
+// so that nothing is subtracted.
 #pragma once
 
 #include "cuda/portable/delta_rule_chunk.h"
 #include "cuda/portable/delta_rule_gradient.h"
+#include "cuda/portable/delta_rule_wide.h"
 
 namespace lla::cuda {
 
@@ -91,30 +92,62 @@ struct ChunkGradient {
   __device__ __forceinline__ float* place_of(float* base, int r, int64_t stride) const {
     return r < source.span.hi ? base + scratch.nodes.place(place + r, head) * stride : nullptr;
   }
+  // Tiles of rows: 64 columns from `at` on, with little code.
+  __device__ __forceinline__ void load_call(float* tile, int stride, int64_t at, int64_t columns,
+                                            const CallRows& from) const {
+    load_rows<false>(tile, stride, from, static_cast<int>(at), static_cast<int>(columns));
+  }
+  __device__ __forceinline__ void load_keys(float* tile, int stride, int64_t at) const {
+    const int columns = static_cast<int>(in.shape.key_dim);
+    load_call(tile, stride, at, columns, CallRows(in.k, source.sequence, source.span, group));
+    load_tail_rows<false>(tile, stride, source.span.lo, static_cast<int>(at), columns, [&](int r) { return key(r); });
+  }
+  __device__ __forceinline__ void load_values(float* tile, int stride, int64_t at) const {
+    const int columns = static_cast<int>(in.shape.value_dim);
+    load_call(tile, stride, at, columns, CallRows(in.v, source.sequence, source.span, head));
+    load_tail_rows<false>(tile, stride, source.span.lo, static_cast<int>(at), columns, [&](int r) { return value(r); });
+  }
+  __device__ __forceinline__ void load_queries(float* tile, int stride, int64_t at) const {
+    load_call(tile, stride, at, in.shape.key_dim, CallRows(in.q, source.sequence, source.span, group));
+  }
+  __device__ __forceinline__ void load_dy(float* tile, int stride, int64_t at) const {
+    load_call(tile, stride, at, in.shape.value_dim, CallRows(targets.dy, source.sequence, source.span, head));
+  }
+  __device__ __forceinline__ void load_dseen(float* tile, int stride, int64_t at) const {
+    load_call(tile, stride, at, in.shape.key_dim,
+              CallRows(scratch.dx_at(0, row(0), head), scratch.nodes.heads * scratch.nodes.key_stride, source.span));
+  }
+  __device__ __forceinline__ void load_seen(float* tile, int stride, int64_t at) const {
+    load_call(tile, stride, at, in.shape.key_dim,
+              CallRows(scratch.nodes.query_at(row(0), head), scratch.nodes.heads * scratch.nodes.key_stride, source.span));
+  }
   __device__ __forceinline__ float* dinverse(int r) const { return place_of(scratch.inverse, r, in.chunk.rows); }
   __device__ __forceinline__ float* dgate(int r) const { return place_of(scratch.gate, r, 1); }
   __device__ __forceinline__ float* dkey(int r) const { return place_of(scratch.key, r, scratch.nodes.key_stride); }
   __device__ __forceinline__ float* derase(int r) const { return place_of(scratch.erase, r, scratch.nodes.key_stride); }
   __device__ __forceinline__ float* dvalue(int r) const { return place_of(scratch.value, r, scratch.nodes.value_stride); }
 
-  // Tables and X; with kQueries also R and, in `score`, P.
+  // Tables and X; with kQueries also R and, in the rows of dinverse, P.
   template <bool kQueries>
-  __device__ __forceinline__ void prepare(TileSum& score) const {
+  __device__ __forceinline__ void prepare() const {
     const int64_t dk = in.shape.key_dim;
     [[maybe_unused]] const float scale = static_cast<float>(in.shape.scale);
     float *a = memory.a, *b = memory.b, *x = memory.x;
     TileSum gram;
+    [[maybe_unused]] TileSum score;
     gram.clear();
     if constexpr (kQueries) score.clear();
     for (int64_t at = 0; at < dk; at += kTile) {
       __syncthreads();
-      load_tile(a, kAlong, at, dk, [&](int r) { return key(r); });
-      if constexpr (kQueries) load_tile(b, kAlong, at, dk, [&](int r) { return query(r); });
+      load_keys(a, kAlong, at);
+      if constexpr (kQueries) load_queries(b, kAlong, at);
       __syncthreads();
       const auto across = [&](int k, int n) { return a[n * kAlong + k]; };
-      multiply<kExact>(gram, delta_depth(at, dk), [&](int m, int k) { return a[m * kAlong + k]; }, across);
+      multiply<kExact>(
+          gram, delta_depth(at, dk), [&](int m, int k) { return a[m * kAlong + k]; }, across);
       if constexpr (kQueries) {
-        multiply<kExact>(score, delta_depth(at, dk), [&](int m, int k) { return b[m * kAlong + k]; }, across);
+        multiply<kExact>(
+            score, delta_depth(at, dk), [&](int m, int k) { return b[m * kAlong + k]; }, across);
       }
     }
     delta_load_rows(in, source, head, rows);
@@ -132,6 +165,7 @@ struct ChunkGradient {
       multiply<kExact>(
           sum, depth, [&](int m, int k) { return b[m * kAlong + k]; }, [&](int k, int n) { return x[k * kAcross + n]; });
       sum.each([&](int i, int s, float& r) { memory.r[i * kAcross + s] = s <= i ? r : 0.0f; });
+      store_tile(b, kAlong, 0, in.chunk.rows, [&](int i) -> Target { return {dinverse(i)}; });
       __syncthreads();
     }
   }

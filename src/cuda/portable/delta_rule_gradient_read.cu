@@ -10,7 +10,8 @@ namespace {
 template <bool kExact>
 struct ReadGradient : ChunkGradient<kExact> {
   using Chunk = ChunkGradient<kExact>;
-  using Chunk::in, Chunk::scratch, Chunk::targets, Chunk::source, Chunk::rows, Chunk::memory, Chunk::head, Chunk::slot, Chunk::depth;
+  using Chunk::in, Chunk::scratch, Chunk::targets, Chunk::source, Chunk::rows, Chunk::memory, Chunk::head, Chunk::slot,
+      Chunk::depth;
 
   // Level sums of tile `a` (R .* decay .* dW), and what its elements, times lambda, give to the gates between s and i.
   __device__ __forceinline__ void pair_sums() const {
@@ -35,9 +36,9 @@ struct ReadGradient : ChunkGradient<kExact> {
     }
   }
 
-  // What comes from the outputs and from queries as nodes see them. Sets the gradients of q (in place of dseen), and of value,
-  // erase and key in part; adds to dx, the gradient of X.
-  __device__ __forceinline__ void from_queries(TileSum& score, TileSum& dx) const {
+  // What comes from the outputs and from queries as nodes see them. Sets the gradients of q (in place of dseen), and of
+  // value, erase and key in part, and that of X.
+  __device__ __forceinline__ void from_queries() const {
     const int64_t dk = in.shape.key_dim, dv = in.shape.value_dim;
     const float scale = static_cast<float>(in.shape.scale);
     float *a = memory.a, *b = memory.b, *t = memory.t, *x = memory.x, *r = memory.r;
@@ -46,8 +47,8 @@ struct ReadGradient : ChunkGradient<kExact> {
     dr.clear();
     for (int64_t at = 0; at < dv; at += kTile) {
       __syncthreads();
-      load_tile(a, kAlong, at, dv, [&](int i) { return this->dy(i); });
-      load_tile(b, kAlong, at, dv, [&](int i) { return this->value(i); });
+      this->load_dy(a, kAlong, at);
+      this->load_values(b, kAlong, at);
       __syncthreads();
       multiply<kExact>(
           dr, delta_depth(at, dv), [&](int m, int k) { return a[m * kAlong + k]; },
@@ -66,7 +67,7 @@ struct ReadGradient : ChunkGradient<kExact> {
     pair_sums();
     for (int64_t at = 0; at < dv; at += kTile) {
       __syncthreads();
-      load_tile(a, kAcross, at, dv, [&](int i) { return this->dy(i); });
+      this->load_dy(a, kAcross, at);
       __syncthreads();
       TileSum sum;
       sum.clear();
@@ -77,9 +78,9 @@ struct ReadGradient : ChunkGradient<kExact> {
     // seen = into .* (scale Q - R (w K))
     for (int64_t at = 0; at < dk; at += kTile) {
       __syncthreads();
-      load_tile(a, kAlong, at, dk, [&](int i) -> Elements { return {this->dseen(i), LLA_F32}; });
-      load_tile(b, kAlong, at, dk, [&](int i) { return this->key(i); });
-      load_tile(t, kAlong, at, dk, [&](int i) { return this->seen(i); });
+      this->load_dseen(a, kAlong, at);
+      this->load_keys(b, kAlong, at);
+      this->load_seen(t, kAlong, at);
       __syncthreads();
       multiply<kExact>(
           dr, delta_depth(at, dk), [&](int m, int k) { return -rows.into(m) * a[m * kAlong + k]; },
@@ -89,20 +90,23 @@ struct ReadGradient : ChunkGradient<kExact> {
     __syncthreads();
     // R = P X
     dr.each([&](int i, int s, float& d) { t[i * kAcross + s] = s <= i ? d : 0.0f; });
-    put_sum(score, a, kAcross);
+    load_tile(a, kAcross, 0, in.chunk.rows, [&](int i) -> Elements { return {this->dinverse(i), LLA_F32}; });
     __syncthreads();
+    TileSum square;
+    square.clear();
     multiply<kExact>(
-        dx, depth, [&](int m, int k) { return a[k * kAcross + m]; }, [&](int k, int n) { return t[k * kAcross + n]; });
-    score.clear();
+        square, depth, [&](int m, int k) { return a[k * kAcross + m]; }, [&](int k, int n) { return t[k * kAcross + n]; });
+    put_rows(square, b, 0, in.chunk.rows, false, [&](int i) { return this->dinverse(i); });
+    square.clear();
     multiply<kExact>(
-        score, depth, [&](int m, int k) { return t[m * kAcross + k]; }, [&](int k, int n) { return x[n * kAcross + k]; });
+        square, depth, [&](int m, int k) { return t[m * kAcross + k]; }, [&](int k, int n) { return x[n * kAcross + k]; });
     __syncthreads();
-    score.each([&](int i, int s, float& d) { t[i * kAcross + s] = s <= i ? d : 0.0f; });
+    square.each([&](int i, int s, float& d) { t[i * kAcross + s] = s <= i ? d : 0.0f; });
     // P = tril(scale Q K^T)
     for (int64_t at = 0; at < dk; at += kTile) {
       __syncthreads();
-      load_tile(a, kAcross, at, dk, [&](int i) { return this->key(i); });
-      load_tile(b, kAcross, at, dk, [&](int i) -> Elements { return {this->dseen(i), LLA_F32}; });
+      this->load_keys(a, kAcross, at);
+      this->load_dseen(b, kAcross, at);
       __syncthreads();
       TileSum dq, erase;
       dq.clear();
@@ -115,18 +119,18 @@ struct ReadGradient : ChunkGradient<kExact> {
           [&](int k, int n) { return -rows.into(k) * b[k * kAcross + n]; });
       put_rows(dq, a, at, dk, false, [&](int i) { return this->dseen(i); });
       put_rows(erase, b, at, dk, false, [&](int i) { return this->derase(i); });
-      load_tile(a, kAcross, at, dk, [&](int i) { return this->query(i); });
+      this->load_queries(a, kAcross, at);
       __syncthreads();
       dq.clear();
       multiply<kExact>(
-          dq, depth, [&](int m, int k) { return t[k * kAcross + m]; }, [&](int k, int n) { return scale * a[k * kAcross + n]; });
+          dq, depth, [&](int m, int k) { return t[k * kAcross + m]; },
+          [&](int k, int n) { return scale * a[k * kAcross + n]; });
       put_rows(dq, b, at, dk, false, [&](int i) { return this->dkey(i); });
     }
   }
 
   // What rows read, as far as gates and lambda have a part in it.
-  __device__ __forceinline__ void finish(TileSum& dx) const {
-    put_rows(dx, memory.t, 0, in.chunk.rows, false, [&](int i) { return this->dinverse(i); });
+  __device__ __forceinline__ void finish() const {
     if (static_cast<int>(threadIdx.x) < source.span.hi) {
       const int i = threadIdx.x;
       float after = 0;
@@ -152,7 +156,8 @@ struct ReadGradient : ChunkGradient<kExact> {
 };
 
 template <bool kExact>
-__global__ void __launch_bounds__(kThreads, 2) delta_rule_read_gradients(DeltaInputs in, DeltaGradients scratch, RowTargets targets) {
+__global__ void __launch_bounds__(kThreads, 2)
+    delta_rule_read_gradients(DeltaInputs in, DeltaGradients scratch, RowTargets targets) {
   const ChunkMemory memory(5);
   const DeltaRows rows(memory.tables);
   const int64_t heads = scratch.nodes.pass_heads, most = in.most_chunks(), tasks = in.batch.count * most * heads;
@@ -167,24 +172,23 @@ __global__ void __launch_bounds__(kThreads, 2) delta_rule_read_gradients(DeltaIn
     if (!queries) continue;
     const ChunkSource source{sequence, in.state, in.shape.grain, span};
     const int64_t place = (in.chunk.first_place(sequence) + number) * in.chunk.rows;
-    const ReadGradient<kExact> chunk{{in, scratch, targets, source, rows, memory, head, in.shape.group_of(head), chunks.slot + number,
-                                place, delta_depth(0, span.hi)}};
-    TileSum score, dx;
-    dx.clear();
-    chunk.template prepare<true>(score);
-    chunk.from_queries(score, dx);
-    chunk.finish(dx);
+    const ReadGradient<kExact> chunk{{in, scratch, targets, source, rows, memory, head, in.shape.group_of(head),
+                                      chunks.slot + number, place, delta_depth(0, span.hi)}};
+    chunk.template prepare<true>();
+    chunk.from_queries();
+    chunk.finish();
     __syncthreads();
   }
 }
 
 }  // namespace
 
-int32_t launch_delta_read_gradients(const DeltaInputs& in, const DeltaGradients& scratch, const MixerBackward& problem, bool exact,
-                           void* stream) {
+int32_t launch_delta_read_gradients(const DeltaInputs& in, const DeltaGradients& scratch, const MixerBackward& problem,
+                                    bool exact, void* stream) {
   const RowTargets targets{problem.dy, problem.dv, problem.dgate, problem.dwrite, problem.dlambda, problem.gradient};
-  return launch(exact ? delta_rule_read_gradients<true> : delta_rule_read_gradients<false>, in.batch.count * in.most_chunks() * scratch.nodes.pass_heads, kThreads,
-                ChunkMemory::bytes(5), stream, in, scratch, targets);
+  return launch(exact ? delta_rule_read_gradients<true> : delta_rule_read_gradients<false>,
+                in.batch.count * in.most_chunks() * scratch.nodes.pass_heads, kThreads, ChunkMemory::bytes(5), stream, in,
+                scratch, targets);
 }
 
 int32_t load_delta_read_gradients() {

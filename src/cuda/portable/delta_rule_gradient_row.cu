@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients inside a chunk, second half: what comes from the chunk's own node, through the inverse, and the gradients of rows.
+// Gradients inside a chunk, second half: what comes from the chunk's own node, through the inverse, and the gradients of
+// rows.
 #include "cuda/portable/delta_rule_gradient_chunk.h"
 
 namespace lla::cuda {
@@ -9,7 +10,8 @@ namespace {
 template <bool kExact>
 struct RowGradient : ChunkGradient<kExact> {
   using Chunk = ChunkGradient<kExact>;
-  using Chunk::in, Chunk::scratch, Chunk::targets, Chunk::source, Chunk::rows, Chunk::memory, Chunk::head, Chunk::slot, Chunk::depth;
+  using Chunk::in, Chunk::scratch, Chunk::targets, Chunk::source, Chunk::rows, Chunk::memory, Chunk::head, Chunk::slot,
+      Chunk::depth;
 
   // What comes from the chunk's own node: N = (to_end Kt)^T (w V), Phi = whole (I - Kt^T (w K)), Kt = X^T K. `adds`: to what
   // is there already.
@@ -23,13 +25,12 @@ struct RowGradient : ChunkGradient<kExact> {
     float through_whole = 0;
     for (int64_t m0 = 0; m0 < dk; m0 += kTile) {
       const auto matrix = [&](const float* base, int64_t stride) {
-        return [=](int r) -> Elements {
-          if (m0 + r >= dk) return {};
-          return {base + (m0 + r) * stride, LLA_F32};
-        };
+        CallRows from(base + m0 * stride, stride, source.span);
+        from.lo = 0, from.hi = static_cast<int>(dk - m0 < kTile ? dk - m0 : kTile);
+        return from;
       };
       __syncthreads();
-      load_tile(a, kAcross, m0, dk, [&](int i) { return this->key(i); });
+      this->load_keys(a, kAcross, m0);
       __syncthreads();
       TileSum sum, dkt;
       sum.clear();
@@ -39,8 +40,8 @@ struct RowGradient : ChunkGradient<kExact> {
       put_sum(sum, kt, kAcross);
       for (int64_t at = 0; at < dv; at += kTile) {
         __syncthreads();
-        load_tile(a, kAlong, at, dv, [&](int i) { return this->value(i); });
-        load_tile(b, kAlong, at, dv, matrix(dcontent, nodes.value_stride));
+        this->load_values(a, kAlong, at);
+        this->load_call(b, kAlong, at, dv, matrix(dcontent, nodes.value_stride));
         __syncthreads();
         multiply<kExact>(
             dkt, delta_depth(at, dv), [&](int s, int k) { return rows.to_end(s) * rows.write[s] * a[s * kAlong + k]; },
@@ -55,8 +56,8 @@ struct RowGradient : ChunkGradient<kExact> {
                    [&](int s, int half, float d) { memory.out[2 * s + half] += d; });
       for (int64_t at = 0; at < dk; at += kTile) {
         __syncthreads();
-        load_tile(a, kAlong, at, dk, [&](int i) { return this->key(i); });
-        load_tile(b, kAlong, at, dk, matrix(dtransition, nodes.key_stride));
+        this->load_keys(a, kAlong, at);
+        this->load_call(b, kAlong, at, dk, matrix(dtransition, nodes.key_stride));
         __syncthreads();
         multiply<kExact>(
             dkt, delta_depth(at, dk), [&](int s, int k) { return -whole * rows.write[s] * a[s * kAlong + k]; },
@@ -73,7 +74,7 @@ struct RowGradient : ChunkGradient<kExact> {
       }
       __syncthreads();
       put_sum(dkt, b, kAcross);
-      load_tile(a, kAlong, m0, dk, [&](int i) { return this->key(i); });
+      this->load_keys(a, kAlong, m0);
       __syncthreads();
       multiply<kExact>(
           dx, delta_depth(m0, dk), [&](int m, int k) { return a[m * kAlong + k]; },
@@ -97,7 +98,8 @@ struct RowGradient : ChunkGradient<kExact> {
     TileSum sum;
     sum.clear();
     multiply<kExact>(
-        sum, depth, [&](int m, int k) { return x[k * kAcross + m]; }, [&](int k, int n) { return k < n ? 0.0f : t[k * kAcross + n]; });
+        sum, depth, [&](int m, int k) { return x[k * kAcross + m]; },
+        [&](int k, int n) { return k < n ? 0.0f : t[k * kAcross + n]; });
     put_sum(sum, a, kAcross);
     __syncthreads();
     sum.clear();
@@ -106,7 +108,7 @@ struct RowGradient : ChunkGradient<kExact> {
     sum.each([&](int i, int s, float& d) { t[i * kAcross + s] = s < i ? d : 0.0f; });
     for (int64_t at = 0; at < dk; at += kTile) {
       __syncthreads();
-      load_tile(a, kAcross, at, dk, [&](int i) { return this->key(i); });
+      this->load_keys(a, kAcross, at);
       load_tile(b, kAcross, at, dk, [&](int i) -> Elements { return {adds ? this->derase(i) : nullptr, LLA_F32}; });
       __syncthreads();
       TileSum erase;
@@ -152,7 +154,7 @@ struct RowGradient : ChunkGradient<kExact> {
     for (int64_t at = 0; at < dv; at += kTile) {
       __syncthreads();
       load_tile(a, kAcross, at, dv, [&](int i) -> Elements { return {there ? this->dvalue(i) : nullptr, LLA_F32}; });
-      load_tile(b, kAcross, at, dv, [&](int i) { return this->value(i); });
+      this->load_values(b, kAcross, at);
       load_tile(t, kAcross, at, dv, [&](int i) -> Elements {
         if (i >= span.hi || !has_final(i)) return {};
         return {state.tail_v(sequence.final_gradient.tail, head, final_ring(i)), layout.dtype};
@@ -207,7 +209,8 @@ struct RowGradient : ChunkGradient<kExact> {
 };
 
 template <bool kExact>
-__global__ void __launch_bounds__(kThreads, 2) delta_rule_row_gradients(DeltaInputs in, DeltaGradients scratch, RowTargets targets) {
+__global__ void __launch_bounds__(kThreads, 2)
+    delta_rule_row_gradients(DeltaInputs in, DeltaGradients scratch, RowTargets targets) {
   const ChunkMemory memory(4);
   const DeltaRows rows(memory.tables);
   const int64_t heads = scratch.nodes.pass_heads, most = in.most_chunks(), tasks = in.batch.count * most * heads;
@@ -218,13 +221,13 @@ __global__ void __launch_bounds__(kThreads, 2) delta_rule_row_gradients(DeltaInp
     const DeltaSequence chunks(sequence, in.chunk);
     if (number >= chunks.range.count) continue;
     const ChunkSpan span(sequence, in.chunk, chunks.range.first + number);
-    const bool full = number < chunks.range.full, queries = span.hi > span.lo;
+    const bool full = number<chunks.range.full, queries = span.hi> span.lo;
     const ChunkSource source{sequence, in.state, in.shape.grain, span};
     const int64_t place = (in.chunk.first_place(sequence) + number) * in.chunk.rows;
-    const RowGradient<kExact> chunk{{in, scratch, targets, source, rows, memory, head, in.shape.group_of(head), chunks.slot + number,
-                                place, delta_depth(0, span.hi)}};
+    const RowGradient<kExact> chunk{{in, scratch, targets, source, rows, memory, head, in.shape.group_of(head),
+                                     chunks.slot + number, place, delta_depth(0, span.hi)}};
+    chunk.template prepare<false>();
     TileSum dx;
-    chunk.template prepare<false>(dx);
     if (queries) {
       load_tile(memory.t, kAcross, 0, in.chunk.rows, [&](int i) -> Elements { return {chunk.dinverse(i), LLA_F32}; });
       __syncthreads();
@@ -241,11 +244,12 @@ __global__ void __launch_bounds__(kThreads, 2) delta_rule_row_gradients(DeltaInp
 
 }  // namespace
 
-int32_t launch_delta_row_gradients(const DeltaInputs& in, const DeltaGradients& scratch, const MixerBackward& problem, bool exact,
-                           void* stream) {
+int32_t launch_delta_row_gradients(const DeltaInputs& in, const DeltaGradients& scratch, const MixerBackward& problem,
+                                   bool exact, void* stream) {
   const RowTargets targets{problem.dy, problem.dv, problem.dgate, problem.dwrite, problem.dlambda, problem.gradient};
-  return launch(exact ? delta_rule_row_gradients<true> : delta_rule_row_gradients<false>, in.batch.count * in.most_chunks() * scratch.nodes.pass_heads, kThreads,
-                ChunkMemory::bytes(4), stream, in, scratch, targets);
+  return launch(exact ? delta_rule_row_gradients<true> : delta_rule_row_gradients<false>,
+                in.batch.count * in.most_chunks() * scratch.nodes.pass_heads, kThreads, ChunkMemory::bytes(4), stream, in,
+                scratch, targets);
 }
 
 int32_t load_delta_row_gradients() {

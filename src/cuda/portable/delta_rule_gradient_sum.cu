@@ -11,8 +11,8 @@ struct GroupTargets {
   SlotMemory state;  // of gradients
 };
 
-__global__ void __launch_bounds__(kThreads, 4) delta_rule_group_sums(DeltaInputs in, DeltaGradients scratch,
-                                                                  GroupTargets targets) {
+__global__ void __launch_bounds__(kThreads, 4)
+    delta_rule_group_sums(DeltaInputs in, DeltaGradients scratch, GroupTargets targets) {
   const MixerShape& shape = in.shape;
   const DeltaScratch& nodes = scratch.nodes;
   const int64_t dk = shape.key_dim, groups = shape.groups, share = shape.heads / groups, most = in.most_chunks();
@@ -64,7 +64,8 @@ __global__ void __launch_bounds__(kThreads, 4) delta_rule_group_sums(DeltaInputs
           put_element(targets.k.at(sequence.index, row, group), targets.k.dtype, i, dk_sum, targets.k.accumulate);
       } else if (targets.state.tails.base && sequence.initial_gradient.tail >= 0) {
         const bool real = sequence.history.tail >= 0 && position >= sequence.history.start;
-        const int64_t ring = delta_gradient_ring(sequence.initial_gradient, targets.state.tail_layout, shape.grain, position);
+        const int64_t ring =
+            delta_gradient_ring(sequence.initial_gradient, targets.state.tail_layout, shape.grain, position);
         store_element(targets.state.tail_k(sequence.initial_gradient.tail, group, ring), targets.state.tail_layout.dtype, i,
                       real ? dk_sum : 0.0f);
       }

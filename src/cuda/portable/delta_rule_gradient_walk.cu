@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queries walk through the nodes of their past and back: dX = lambda dy N^T + dX' Phi^T, dlambda = <X, dy N^T>. So do the rows
-// of the unit matrix from the border at which the final state's nodes stand.
+// Queries walk through the nodes of their past and back: dX = lambda dy N^T + dX' Phi^T, dlambda = <X, dy N^T>. So do the
+// rows of the unit matrix from the border at which the final state's nodes stand.
 #include "cuda/portable/delta_rule_gradient.h"
+#include "cuda/portable/delta_rule_wide.h"
 
 namespace lla::cuda {
 
@@ -57,7 +58,8 @@ __device__ __forceinline__ void walk_store(const WalkMemory& memory, TileSum& su
   store_tile(memory.a, kAlong, at, columns, [&](int r) -> Target { return {row(r)}; });
 }
 
-// x(step, r), dx(step, r): rows of scratch memory, null where there is none. dy(step, r): gradient of what step's node gives.
+// x(step, r), dx(step, r): rows of scratch memory, null where there is none. dy(step, r): gradient of what step's node
+// gives.
 template <bool kExact, class X, class Dx, class Dy, class Weight, class AddWeight>
 __device__ __forceinline__ void walk_both_ways(const DeltaInputs& in, const DeltaGradients& scratch, DeltaWalk& walk,
                                                const WalkMemory& memory, X x, Dx dx, Dy dy, Weight weight,
@@ -74,8 +76,11 @@ __device__ __forceinline__ void walk_both_ways(const DeltaInputs& in, const Delt
       TileSum sum;
       sum.clear();
       walk_product<kExact, false>(
-          memory, sum, [&](int r) -> Elements { return {x(moves, r), LLA_F32}; }, {step.transition, LLA_F32}, key_stride, dk,
-          dk, at);
+          memory, sum,
+          [&](int r) -> Elements {
+            return {x(moves, r), LLA_F32};
+          },
+          {step.transition, LLA_F32}, key_stride, dk, dk, at);
       walk_store(memory, sum, at, dk, [&](int r) { return x(moves + 1, r); });
     }
     ++moves;
@@ -111,8 +116,11 @@ __device__ __forceinline__ void walk_both_ways(const DeltaInputs& in, const Delt
       sum.each([&](int m, int, float& value) { value *= memory.weights[m]; });
       if (step.transition) {
         walk_product<kExact, true>(
-            memory, sum, [&](int r) -> Elements { return {dx(place + 1, r), LLA_F32}; }, {step.transition, LLA_F32},
-            key_stride, dk, dk, at);
+            memory, sum,
+            [&](int r) -> Elements {
+              return {dx(place + 1, r), LLA_F32};
+            },
+            {step.transition, LLA_F32}, key_stride, dk, dk, at);
       }
       if (adds) {
         __syncthreads();
@@ -169,8 +177,8 @@ __global__ void __launch_bounds__(kThreads) delta_rule_walks(DeltaInputs in, Del
 }
 
 template <bool kExact>
-__global__ void __launch_bounds__(kThreads) delta_rule_border_walks(DeltaInputs in, DeltaGradients scratch,
-                                                                    SlotMemory gradient) {
+__global__ void __launch_bounds__(kThreads)
+    delta_rule_border_walks(DeltaInputs in, DeltaGradients scratch, SlotMemory gradient) {
   const WalkMemory memory = walk_memory();
   const int64_t heads = scratch.nodes.pass_heads, dk = in.shape.key_dim, parts = (dk + kTile - 1) / kTile;
   const int64_t tasks = in.batch.count * heads * parts;
@@ -205,8 +213,10 @@ __global__ void __launch_bounds__(kThreads) delta_rule_border_walks(DeltaInputs 
 int32_t launch_delta_walks(const DeltaInputs& in, const DeltaGradients& scratch, const View& dy, const SlotMemory& gradient,
                            bool exact, void* stream) {
   const int64_t heads = scratch.nodes.pass_heads;
-  int32_t status = launch(exact ? delta_rule_walks<true> : delta_rule_walks<false>, in.batch.count * in.most_chunks() * heads,
-                          kThreads, kBytes, stream, in, scratch, dy);
+  const bool narrow = in.shape.key_dim <= kWide && in.shape.value_dim <= kWide;
+  int32_t status = narrow ? launch_delta_walks_narrow(in, scratch, dy, exact, stream)
+                          : launch(exact ? delta_rule_walks<true> : delta_rule_walks<false>,
+                                   in.batch.count * in.most_chunks() * heads, kThreads, kBytes, stream, in, scratch, dy);
   if (status || !gradient.nodes.base) return status;
   return launch(exact ? delta_rule_border_walks<true> : delta_rule_border_walks<false>,
                 in.batch.count * heads * ((in.shape.key_dim + kTile - 1) / kTile), kThreads, kBytes, stream, in, scratch,
@@ -218,7 +228,7 @@ int32_t load_delta_walks() {
   if (!status) status = load_kernel(delta_rule_walks<false>);
   if (!status) status = load_kernel(delta_rule_border_walks<true>);
   if (!status) status = load_kernel(delta_rule_border_walks<false>);
-  return status;
+  return status ? status : load_delta_walks_narrow();
 }
 
 }  // namespace lla::cuda

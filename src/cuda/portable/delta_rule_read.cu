@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Queries walk back through the nodes of their past: y += lambda (X N), X <- X Phi.
 #include "cuda/portable/delta_rule_walk.h"
+#include "cuda/portable/delta_rule_wide.h"
 
 namespace lla::cuda {
 
@@ -14,7 +15,8 @@ __global__ void __launch_bounds__(kThreads) delta_rule_read(DeltaInputs in, Delt
   const int64_t tasks = in.batch.count * most * heads * parts;
   const ReadMemory memory = read_memory(dk, kSideStride<kNarrow>);
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t part = task % parts, head = scratch.first_head + task / parts % heads, number = task / parts / heads % most;
+    const int64_t part = task % parts, head = scratch.first_head + task / parts % heads,
+                  number = task / parts / heads % most;
     const Sequence& sequence = in.batch.sequences[task / parts / heads / most];
     if (sequence.padding) continue;
     const DeltaSequence chunks(sequence, in.chunk);
@@ -83,6 +85,7 @@ __global__ void __launch_bounds__(kThreads) delta_rule_read(DeltaInputs in, Delt
 
 int32_t launch_delta_read(const DeltaInputs& in, const DeltaScratch& scratch, const View& y, bool exact, void* stream) {
   const int64_t dk = in.shape.key_dim, tasks = in.batch.count * in.most_chunks() * scratch.pass_heads;
+  if (dk <= kWide && in.shape.value_dim <= kWide) return launch_delta_read_narrow(in, scratch, y, exact, stream);
   if (dk <= kNarrowDim) {
     const int64_t parts = (in.shape.value_dim + 2 * kTile - 1) / (2 * kTile);
     return launch(exact ? delta_rule_read<true, true> : delta_rule_read<false, true>, tasks * parts, kThreads,
@@ -97,7 +100,7 @@ int32_t load_delta_read() {
   if (!status) status = load_kernel(delta_rule_read<false, true>);
   if (!status) status = load_kernel(delta_rule_read<true, false>);
   if (!status) status = load_kernel(delta_rule_read<false, false>);
-  return status;
+  return status ? status : load_delta_read_narrow();
 }
 
 }  // namespace lla::cuda

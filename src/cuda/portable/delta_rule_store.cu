@@ -19,7 +19,8 @@ __global__ void __launch_bounds__(kThreads) delta_rule_store(DeltaInputs in, Del
   const auto spill_sum = [&](int r) { return spill + kTile * scratch.key_stride + r * scratch.value_stride; };
   const auto spill_target = [&](int r) -> Target { return {spill_sum(r)}; };
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t part = task % parts, row = task / parts % row_tiles * kTile, head = scratch.first_head + task / parts / row_tiles % heads;
+    const int64_t part = task % parts, row = task / parts % row_tiles * kTile,
+                  head = scratch.first_head + task / parts / row_tiles % heads;
     const int64_t number = task / parts / row_tiles / heads % most;
     const Sequence& sequence = in.batch.sequences[task / parts / row_tiles / heads / most];
     if (sequence.padding || number >= sequence.nodes_to_store_count) continue;

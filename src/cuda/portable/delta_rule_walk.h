@@ -54,8 +54,10 @@ __device__ __forceinline__ void read_product(const ReadMemory& memory, int64_t d
     __syncthreads();
     const float* x = memory.x + at;
     const auto a = [&](int m, int k) {
-      if constexpr (kWeighs) return memory.weights[m] * x[m * memory.stride + k];
-      else return x[m * memory.stride + k];
+      if constexpr (kWeighs)
+        return memory.weights[m] * x[m * memory.stride + k];
+      else
+        return x[m * memory.stride + k];
     };
     const int depth = delta_depth(at, dk);
     multiply<kExact>(sum[0], depth, a, [&](int k, int n) { return memory.tile[k * kStride + n]; });

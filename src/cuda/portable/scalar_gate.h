@@ -9,6 +9,7 @@
 #include "core/checked.h"
 #include "cuda/common/chunk.h"
 #include "cuda/common/matrix.h"
+#include "cuda/portable/scalar_gate_tile.h"
 #include "plugin/backend.h"
 
 namespace lla::cuda::scalar_gate {
@@ -58,16 +59,17 @@ struct Places {
 
 struct Geometry {
   ChunkShape chunk;
-  Places slots, places, segments;  // full chunks, all chunks, runs of kSegment chunks
-  int64_t node_row = 0;            // floats between rows of a node in scratch
-  int64_t node_size = 0;           // floats of a node in scratch
-  int apart = 0;                   // nodes of higher levels are the absorbing node's business
+  Places slots, places, segments;   // full chunks, all chunks, runs of kSegment chunks
+  int64_t node_row = 0;             // elements between rows of a node in scratch
+  int64_t node_size = 0;            // elements of a node in scratch
+  int32_t scratch_dtype = LLA_F32;  // of nodes in scratch: bf16 where products are, and no state is involved
+  int apart = 0;                    // nodes of higher levels are the absorbing node's business
   bool linear = false, absorbs = false;
   int32_t node_dtype = LLA_F32;  // nodes are rounded to what a state can hold
 
   Geometry(const MixerShape& shape, const SlotMemory& state)
       : chunk(shape.grain),
-        node_row((shape.value_dim + 3) & ~int64_t{3}),
+        node_row((shape.value_dim + 7) & ~int64_t{7}),
         node_size(shape.key_dim * node_row),
         apart(shape.separate_levels() + chunk.ratio_log),
         linear(shape.levels == 0),
@@ -106,7 +108,7 @@ struct Carver {
 
 // The nodes that the call makes: slot c of a sequence ends with its c-th chunk.
 struct NodeScratch {
-  float* nodes = nullptr;  // [slot][head][dk][node_row]
+  char* nodes = nullptr;  // [slot][head][dk][node_row] of scratch_dtype
   // [slot][head], logarithms of decays:
   float* leaf_decay = nullptr;   // over the chunk
   float* inner_decay = nullptr;  // over the part of the node inside the chunk's segment
@@ -115,7 +117,7 @@ struct NodeScratch {
 
   void take(Carver* carver, const Geometry& geometry, const MixerShape& shape, const Limits& limits) {
     const Size count = geometry.slots.size(limits) * shape.heads;
-    nodes = carver->take<float>(count * geometry.node_size);
+    nodes = reinterpret_cast<char*>(carver->take<float>(count * geometry.node_size));
     leaf_decay = carver->take<float>(count);
     inner_decay = carver->take<float>(count);
     decay = carver->take<float>(count);
@@ -167,7 +169,8 @@ struct Inputs {
     const int64_t members = shape.heads / shape.groups;
     return i % members * shape.groups + i / members;
   }
-  LLA_HOST_DEVICE bool exact() const { return k.dtype == LLA_F32 || v.dtype == LLA_F32 || q.dtype == LLA_F32; }
+  // Whether products need more than bf16 operands.
+  LLA_HOST_DEVICE bool exact() const { return k.dtype != LLA_BF16 || v.dtype != LLA_BF16 || q.dtype != LLA_BF16; }
 };
 
 // Makes the nodes of all full chunks: two to four kernels.
@@ -199,8 +202,46 @@ struct Walk {
   }
 };
 
-__device__ __forceinline__ float* node_at(const Inputs& in, float* nodes, int64_t slot, int64_t head) {
-  return nodes + (slot * in.shape.heads + head) * in.geometry.node_size;
+__device__ __forceinline__ char* node_at(const Inputs& in, char* nodes, int64_t slot, int64_t head) {
+  return nodes + (slot * in.shape.heads + head) * in.geometry.node_size * dtype_size(in.geometry.scratch_dtype);
+}
+// Elements 4 i ... 4 i + 3 of a node in scratch.
+__device__ __forceinline__ float4 get_node4(const Inputs& in, const char* node, int64_t i) {
+  if (in.geometry.scratch_dtype == LLA_F32) return reinterpret_cast<const float4*>(node)[i];
+  const uint2 x = reinterpret_cast<const uint2*>(node)[i];
+  return make_float4(from_bf16(x.x & 0xffffu), from_bf16(x.x >> 16), from_bf16(x.y & 0xffffu), from_bf16(x.y >> 16));
+}
+__device__ __forceinline__ void set_node4(const Inputs& in, char* node, int64_t i, float4 x) {
+  if (in.geometry.scratch_dtype == LLA_F32) {
+    reinterpret_cast<float4*>(node)[i] = x;
+    return;
+  }
+  uint2 both;
+  both.x = bf16_pair(x.x, x.y);
+  both.y = bf16_pair(x.z, x.w);
+  reinterpret_cast<uint2*>(node)[i] = both;
+}
+// Stores 64 x 64 elements of a node in scratch, from row k0 and column v0 on, by way of a tile that nobody uses. The tile is
+// free again after the next barrier.
+template <bool kExact>
+__device__ __forceinline__ void set_node_tile(const Inputs& in, char* node, int64_t k0, int64_t v0, TileSum& sum,
+                                              Tile<kExact>& tile) {
+  const int rows = static_cast<int>(min(in.shape.key_dim - k0, int64_t{64}));
+  const int columns = static_cast<int>(min(in.geometry.node_row - v0, int64_t{64}));
+  const int64_t at = k0 * in.geometry.node_row + v0;
+  if constexpr (!kExact) {
+    if (in.geometry.scratch_dtype == LLA_BF16) {
+      put_tile<false>(tile, sum);
+      __syncthreads();
+      store_tile(tile, node + 2 * at, 2 * in.geometry.node_row, 0, rows, columns);
+      return;
+    }
+  }
+  each_pair(sum, [&](int row, int column, float x, float y) {
+    if (row < rows && column < columns)
+      *reinterpret_cast<float2*>(reinterpret_cast<float*>(node) + at + row * in.geometry.node_row + column) =
+          make_float2(x, y);
+  });
 }
 
 __device__ __forceinline__ int trailing_ones_of(int64_t chunk) { return __ffsll(~chunk) - 1; }
@@ -253,6 +294,7 @@ __device__ __forceinline__ NodeSource past_node(const Inputs& in, const Walk& wa
   const int64_t slot = walk.slot_of(end - 1);
   NodeSource node;
   node.data = node_at(in, in.scratch.nodes, slot, head);
+  node.dtype = in.geometry.scratch_dtype;
   node.row = in.geometry.node_row;
   node.decay = linear ? 0 : in.scratch.decay[slot * in.shape.heads + head];
   return node;
@@ -347,6 +389,11 @@ __device__ __forceinline__ ChunkRows call_rows(const Inputs& in, const Sequence&
   return rows;
 }
 
+// The rows of a chunk's tensors, for shared memory: all threads hold them alike, and they would cost registers all the way.
+struct RowSources {
+  ChunkRows queries, keys, values;
+};
+
 // By one warp, whose lane l holds the log gates of local rows l and l + 32. Calls f(d, row, prefix, suffix) for d = 0 ... 6:
 // sums over the row's aligned block of 2^d rows, up to and with the row, and after it. No sum is a difference of two.
 template <class F>
@@ -411,32 +458,20 @@ __device__ __forceinline__ float rounded(int32_t dtype, float x) {
   return dtype == LLA_BF16 ? from_bf16(to_bf16(x)) : from_f16(to_f16(x));
 }
 
-// Fills tile[64][stride] with the block of a node that begins at row `k0` and column `v0`. No barrier.
-__device__ __forceinline__ void load_node_tile(const Inputs& in, float* tile, int stride, const NodeSource& node, int64_t k0,
+// Fills a tile with the block of a node that begins at row `k0` and column `v0`. Complete after arrive().
+template <bool kExact>
+__device__ __forceinline__ void fill_node_tile(const Inputs& in, Tile<kExact>& tile, const NodeSource& node, int64_t k0,
                                                int64_t v0) {
   const int64_t bytes = node.row * dtype_size(node.dtype);
   const char* data = static_cast<const char*>(node.data) + k0 * bytes;
-  load_tile(tile, stride, v0, node.row, [&](int r) {
-    return k0 + r < in.shape.key_dim ? Elements{data + r * bytes, node.dtype} : Elements{};
-  });
+  const int rows = static_cast<int>(min(in.shape.key_dim - k0, int64_t{64}));
+  const int32_t dtype = node.dtype;
+  fill_tile<kExact>(tile, v0, node.row, [&](int r) { return r < rows ? Elements{data + r * bytes, dtype} : Elements{}; });
 }
 
 // A depth of at most 64 as multiply() wants it.
 __device__ __forceinline__ int depth_of(int64_t left) {
   return left >= kTile ? kTile : static_cast<int>((left + 7) & ~int64_t{7});
 }
-
-// The factors of the four rows of A that a thread reads in multiply().
-struct RowFactors {
-  float factor[4];
-  int first;
-
-  __device__ __forceinline__ explicit RowFactors(const float* table) {
-    first = 32 * (threadIdx.x / 64) + threadIdx.x % 32 / 4;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) factor[i] = table[first + 8 * i];
-  }
-  __device__ __forceinline__ float operator()(int m) const { return factor[(m - first) >> 3]; }
-};
 
 }  // namespace lla::cuda::scalar_gate

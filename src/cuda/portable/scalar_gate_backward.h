@@ -13,14 +13,14 @@ namespace lla::cuda::scalar_gate {
 constexpr int64_t kBundle = 8;  // heads of a group whose gradients of q and k one block sums up
 
 struct BackwardScratch {
-  float* grads = nullptr;    // [slot][head][dk][node_row]: of nodes; first from their readers only, then all
+  char* grads = nullptr;  // [slot][head][dk][node_row] of scratch_dtype: of nodes; first from their readers only, then all
   float* weights = nullptr;  // [place][head][entries][64]: with which the rows of a chunk read the entries of its past
   float* reads = nullptr;  // [place][levels][head]: flow of these reads, then summed over the later chunks of the same node
   float* rows = nullptr;   // [place][head][64]: what a row reads of others less what others read of it
   float* partials = nullptr;   // [slot][head][warps][2]: parts of `flows`
   float* flows = nullptr;      // [slot][head][2]: of a node through the one that takes it in, and into the final state
   float* old_flows = nullptr;  // [sequence][head][levels][2]: the same of the history's nodes
-  float *dq = nullptr, *dk = nullptr;  // [part][place][C][dk]
+  float *dq = nullptr, *dk = nullptr;  // [part][place][part_size]
 };
 
 struct Backward {
@@ -55,16 +55,29 @@ struct Backward {
     const Geometry& geometry = in.geometry;
     in.scratch.take(carver, geometry, shape, limits);
     const Size slots = geometry.slots.size(limits) * shape.heads, places = geometry.places.size(limits);
-    scratch.grads = carver->take<float>(slots * geometry.node_size);
+    scratch.grads = reinterpret_cast<char*>(carver->take<float>(slots * geometry.node_size));
     scratch.weights = carver->take<float>(places * shape.heads * in.most_entries * 64);
     scratch.reads = carver->take<float>(places * levels * shape.heads);
     scratch.rows = carver->take<float>(places * shape.heads * 64);
     scratch.partials = carver->take<float>(slots * warps * 2);
     scratch.flows = carver->take<float>(slots * 2);
     scratch.old_flows = carver->take<float>(Size(limits.sequences) * shape.heads * levels * 2);
-    const Size part = places * geometry.chunk.rows * shape.key_dim;
+    const Size part = places * part_size();
     scratch.dq = carver->take<float>(part * parts);
     scratch.dk = carver->take<float>(part * parts);
+  }
+  // Sums of a chunk and part: whole tiles in the order of an accumulator's threads, or, of small chunks, [C][dk].
+  LLA_HOST_DEVICE int64_t part_size() const {
+    return in.geometry.chunk.rows == kTile ? tiles_of(in.shape.key_dim) * kTile * kTile
+                                           : in.geometry.chunk.rows * in.shape.key_dim;
+  }
+  // Where the element of a row and column lies there.
+  LLA_HOST_DEVICE int64_t part_index(int row, int64_t column) const {
+    if (in.geometry.chunk.rows != kTile) return row * in.shape.key_dim + column;
+    const int c = static_cast<int>(column % kTile);
+    const int thread = 32 * (row / 32 * 2 + c / 32) + row % 8 * 4 + c % 8 / 2;
+    return column / kTile * kTile * kTile + (row % 32 / 16 * 4 + c % 32 / 8) * 4 * kThreads + 4 * thread + row % 16 / 8 * 2 +
+           c % 2;
   }
   // Index of an entry in arrays of `levels`.
   LLA_HOST_DEVICE int index_of(int level) const { return level == kOldest ? levels - 1 : level; }
@@ -139,24 +152,6 @@ __device__ __forceinline__ int64_t old_parent(const Inputs& in, const Walk& walk
   if (!in.geometry.linear && level == kOldest) return -1;
   const int64_t parent = in.geometry.linear ? first : bucket_end(first, level) - 1 + (int64_t{1} << level);
   return walk.makes(parent) ? parent : -1;
-}
-
-// Fills tile[64][stride] like load_tile(), each row times factor(row).
-template <class Row, class Factor>
-__device__ __forceinline__ void load_scaled_tile(float* tile, int stride, int64_t column, int64_t columns, Row row,
-                                                 Factor factor) {
-  const int c = 4 * (threadIdx.x % 16);
-  const int64_t left = columns - column - c;
-  for (int r = threadIdx.x / 16; r < 64; r += 8) {
-    float4 x = make_float4(0, 0, 0, 0);
-    const Elements elements = row(r);
-    if (elements.data && left > 0) {
-      x = load4(elements.data, elements.dtype, column + c, left);
-      const float f = factor(r);
-      x = make_float4(f * x.x, f * x.y, f * x.z, f * x.w);
-    }
-    *reinterpret_cast<float4*>(tile + r * stride + c) = x;
-  }
 }
 
 __device__ __forceinline__ float warp_sum(float x) {

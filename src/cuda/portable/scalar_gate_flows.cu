@@ -176,10 +176,10 @@ __global__ void __launch_bounds__(kThreads) sum_parts(const __grid_constant__ Ba
     const ChunkSpan span(sequence, in.geometry.chunk, chunk);
     const SlotImage &initial = sequence.initial_gradient, &final = sequence.final_gradient;
     if (span.lo >= span.hi && initial.tail < 0) continue;
-    const int64_t rows = in.geometry.chunk.rows, stride = places * rows * width;
+    const int64_t stride = places * a.part_size();
     for (int64_t i = threadIdx.x; i < span.hi * width; i += kThreads) {
       const int r = static_cast<int>(i / width);
-      const int64_t e = i % width, at = (group * parts * places + place) * rows * width + i;
+      const int64_t e = i % width, at = (group * parts * places + place) * a.part_size() + a.part_index(r, e);
       const auto ring = [&](const SlotImage& image) {
         return (image.tail_origin + (span.begin + r) % in.shape.grain) % a.gradient.tail_layout.capacity;
       };
@@ -242,7 +242,8 @@ int32_t launch_backward(const void* problem, const Limits&, char* scratch, void*
   Backward a(p, bare.limits());
   Carver carver{scratch, 0};
   a.take(&carver, bare.limits());
-  const bool exact = a.in.exact() || p.dy.dtype == LLA_F32;
+  const bool exact = a.in.exact() || p.dy.dtype != LLA_BF16;
+  if (!exact && !p.state.nodes.base && !p.gradient.nodes.base) a.in.geometry.scratch_dtype = LLA_BF16;
   int32_t status = launch_nodes(a.in, exact, stream);
   if (status == LLA_OK) status = launch_node_gradients(a, exact, stream);
   if (status == LLA_OK) status = launch_chunk_gradients(a, exact, stream);

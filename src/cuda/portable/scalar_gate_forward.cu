@@ -1,41 +1,62 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scalar gate forward: the outputs of a chunk from its own rows and the nodes of its past, and what is stored afterwards.
+#include <new>
+
 #include "cuda/portable/scalar_gate.h"
 
 namespace lla::cuda::scalar_gate {
 
 namespace {
 
+template <bool kExact>
 struct OutputsShared {
-  float query[64 * kAlong];  // later the weights of the chunk's own rows
-  float key[64 * kAcross];   // later the values
-  float node[64 * kAcross];
+  Tile<kExact> query;  // later the weights of the chunk's own rows
+  Tile<kExact> key;    // later the values
+  Tile<kExact> node[2];
   ChunkDecays decays;  // row factors times scale and λ, key factors times the write strength
   float diagonal[64];  // scale λ of level 0
   Past past;
+  alignas(16) char sources[sizeof(RowSources)];
   float weight[1];  // [entries][64]: with which the rows read the nodes
 };
 
-size_t outputs_bytes(const Inputs& in) { return sizeof(OutputsShared) + static_cast<size_t>(in.most_entries) * 64 * 4; }
+size_t outputs_bytes(const Inputs& in, bool exact) {
+  return (exact ? sizeof(OutputsShared<true>) : sizeof(OutputsShared<false>)) +
+         static_cast<size_t>(in.most_entries) * 64 * 4;
+}
 
-// Stores 64 x 64 elements of y from a tile of row stride kAlong.
+// Stores 64 x 64 elements of y, by way of two tiles that nobody uses.
+template <bool kExact>
 __device__ __forceinline__ void store_rows(const Inputs& in, const View& y, const Sequence& sequence, const ChunkSpan& span,
-                                           int64_t head, int64_t v0, const float* tile) {
-  const int c = 4 * (threadIdx.x % 16);
-  const int64_t left = in.shape.value_dim - v0 - c;
-  for (int r = threadIdx.x / 16; r < span.hi; r += 8) {
-    if (r < span.lo || left <= 0) continue;
-    void* to = y.at(sequence.index, span.row(sequence, r), head);
-    for (int i = 0; i < 4 && i < left; ++i) {
-      put_element(to, y.dtype, v0 + c + i, tile[r * kAlong + c + i], y.accumulate);
+                                           int64_t head, int64_t v0, TileSum& sum, Tile<kExact> (&tiles)[2]) {
+  char* base = static_cast<char*>(y.at(sequence.index, span.row(sequence, 0), head)) + v0 * dtype_size(y.dtype);
+  const int64_t bytes = y.row_stride * dtype_size(y.dtype);
+  const int columns = static_cast<int>(min(in.shape.value_dim - v0, int64_t{64}));
+  float* staging = reinterpret_cast<float*>(tiles);
+  if constexpr (!kExact) {
+    if (y.dtype == LLA_BF16 && !y.accumulate && columns % 8 == 0 && is_aligned16(base, bytes)) {
+      put_tile<false>(tiles[0], sum);
+      __syncthreads();
+      store_tile(tiles[0], base, bytes, span.lo, span.hi, columns);
+      return;
     }
+  }
+  each_pair(sum, [&](int r, int c, float x, float z) {
+    *reinterpret_cast<float2*>(staging + r * kStride + c) = make_float2(x, z);
+  });
+  __syncthreads();
+#pragma unroll 1  // not the common case: little code
+  for (int i = threadIdx.x; i < 64 * columns; i += kThreads) {
+    const int r = i / columns, c = i % columns;
+    if (r >= span.lo && r < span.hi) put_element(base + r * bytes, y.dtype, c, staging[r * kStride + c], y.accumulate);
   }
 }
 
 // One block: one chunk and head, 64 columns of values.
 template <bool kExact>
-__global__ void __launch_bounds__(kThreads) outputs(const __grid_constant__ Inputs in, const View y, int64_t tasks) {
-  OutputsShared& shared = *reinterpret_cast<OutputsShared*>(shared_memory());
+__global__ void __launch_bounds__(kThreads, kExact ? 2 : 3)
+    outputs(const __grid_constant__ Inputs in, const View y, int64_t tasks) {
+  auto& shared = *reinterpret_cast<OutputsShared<kExact>*>(shared_memory());
   const Geometry& geometry = in.geometry;
   const MixerShape& shape = in.shape;
   const int64_t tiles = tiles_of(shape.value_dim), heads = shape.heads;
@@ -51,9 +72,18 @@ __global__ void __launch_bounds__(kThreads) outputs(const __grid_constant__ Inpu
     const ChunkSpan span(sequence, geometry.chunk, chunk);
     if (span.lo >= span.hi) continue;
     const uint64_t past = past_of(geometry, walk.range.first, chunk);
-    const ChunkRows keys = key_rows(in, sequence, span, head), values = value_rows(in, sequence, span, head);
-    const ChunkRows queries = call_rows(in, sequence, span, in.q, shape.group_of(head));
+    if (threadIdx.x == 0)
+      new (shared.sources) RowSources{call_rows(in, sequence, span, in.q, shape.group_of(head)),
+                                      key_rows(in, sequence, span, head), value_rows(in, sequence, span, head)};
+    __syncthreads();
+    const RowSources& sources = *reinterpret_cast<const RowSources*>(shared.sources);
+    const auto fill = [&](Tile<kExact>& tile, int64_t column, int64_t columns, const ChunkRows& rows) {
+      const ChunkRows copy = rows;
+      fill_tile<kExact>(tile, column, columns, copy);
+    };
 
+    fill(shared.query, 0, shape.key_dim, sources.queries);
+    fill(shared.key, 0, shape.key_dim, sources.keys);
     if (threadIdx.x < 32) fill_decays(in, sequence, span, head, &shared.decays);
     if (threadIdx.x / 32 == 1) list_past(in, walk, chunk, head, past, &shared.past);
     __syncthreads();
@@ -86,41 +116,47 @@ __global__ void __launch_bounds__(kThreads) outputs(const __grid_constant__ Inpu
     sum.clear();
     for (int64_t k0 = 0; k0 < shape.key_dim; k0 += kTile) {
       const int depth = depth_of(shape.key_dim - k0);
-      load_tile(shared.query, kAlong, k0, shape.key_dim, queries);
-      load_tile(shared.key, kAlong, k0, shape.key_dim, keys);
-      __syncthreads();
-      multiply<kExact>(
-          scores, depth, [&](int m, int k) { return shared.query[m * kAlong + k]; },
-          [&](int k, int n) { return shared.key[n * kAlong + k]; });
-      int entry = 0;
-      for (uint64_t left = past; left; left &= left - 1, ++entry) {
-        const NodeSource& node = shared.past.node[__ffsll(static_cast<long long>(left)) - 1];
-        if (!node.data) continue;
-        load_node_tile(in, shared.node, kAcross, node, k0, v0);
-        __syncthreads();
-        const RowFactors factors(shared.weight + entry * 64);
-        multiply<kExact>(
-            sum, depth, [&](int m, int k) { return factors(m) * shared.query[m * kAlong + k]; },
-            [&](int k, int n) { return shared.node[k * kAcross + n]; });
-        __syncthreads();
+      if (k0 > 0) {
+        fill(shared.query, k0, shape.key_dim, sources.queries);
+        fill(shared.key, k0, shape.key_dim, sources.keys);
+      }
+      uint64_t left = past;
+      int entry = -1, side = 0;
+      // Fills the tile of the next entry that is there.
+      const auto fill_next = [&](int to) {
+        for (; left; left &= left - 1) {
+          const NodeSource& node = shared.past.node[__ffsll(static_cast<long long>(left)) - 1];
+          ++entry;
+          if (!node.data) continue;
+          left &= left - 1;
+          fill_node_tile<kExact>(in, shared.node[to], node, k0, v0);
+          return entry;
+        }
+        return -1;
+      };
+      int next = fill_next(0);
+      arrive();
+      multiply_tiles<kExact, Layout::Along, Layout::Along>(scores, depth, shared.query, shared.key);
+      while (next >= 0) {
+        const int now = next;
+        next = fill_next(side ^ 1);
+        TileSum product;
+        product.clear();
+        multiply_tiles<kExact, Layout::Along, Layout::Across>(product, depth, shared.query, shared.node[side]);
+        add_rows_scaled(sum, product, shared.weight + now * 64);
+        arrive();
+        side ^= 1;
       }
       __syncthreads();
     }
-    scores.each([&](int i, int s, float& x) {
-      float factor = 0;
-      if (i == s) factor = shared.diagonal[i] * shared.decays.write[i];
-      if (i > s) factor = shared.decays.row[local_level(i, s)][i] * shared.decays.key[local_level(i, s)][s];
-      shared.query[i * kAlong + s] = i < s ? 0 : factor * x;
+    fill(shared.key, v0, shape.value_dim, sources.values);
+    put_levels<kExact>(shared.query, scores, [&](int i, int s, int level) {
+      return level == 0 ? shared.diagonal[i] * shared.decays.write[i]
+                        : shared.decays.row[level][i] * shared.decays.key[level][s];
     });
-    load_tile(shared.key, kAcross, v0, shape.value_dim, values);
-    __syncthreads();
-    multiply<kExact>(
-        sum, depth_of(span.hi), [&](int m, int k) { return shared.query[m * kAlong + k]; },
-        [&](int k, int n) { return shared.key[k * kAcross + n]; });
-    __syncthreads();
-    sum.each([&](int row, int column, float& x) { shared.query[row * kAlong + column] = x; });
-    __syncthreads();
-    store_rows(in, y, sequence, span, head, v0, shared.query);
+    arrive();
+    multiply_tiles<kExact, Layout::Along, Layout::Across>(sum, depth_of(span.hi), shared.query, shared.key);
+    store_rows<kExact>(in, y, sequence, span, head, v0, sum, shared.node);
     __syncthreads();
   }
 }
@@ -234,10 +270,12 @@ int32_t launch_forward(const void* problem, const Limits&, char* scratch, void* 
   const BatchView& batch = p.batch;
   const int64_t heads = p.shape.heads;
   const bool exact = in.exact();
+  if (!exact && !p.state.nodes.base) in.geometry.scratch_dtype = LLA_BF16;
   int32_t status = launch_nodes(in, exact, stream);
   const int64_t tasks = in.geometry.places.tasks(batch) * tiles_of(p.shape.value_dim) * heads;
   if (status == LLA_OK)
-    status = launch(exact ? outputs<true> : outputs<false>, tasks, kThreads, outputs_bytes(in), stream, in, p.y, tasks);
+    status =
+        launch(exact ? outputs<true> : outputs<false>, tasks, kThreads, outputs_bytes(in, exact), stream, in, p.y, tasks);
   if (!batch.stores || status != LLA_OK) return status;
   if (p.state.nodes.base) {
     int levels = 0;

@@ -48,53 +48,66 @@ __global__ void __launch_bounds__(kThreads) read_weights(const __grid_constant__
   }
 }
 
+template <bool kExact>
 struct OwnShared {
-  float query[2][64 * kAcross], dy[64 * kAcross];
+  Tile<kExact> query[2][2], dy[2];  // by turns
+  float weight[2][64];
 };
 
 // Adds the gradient that the rows of the chunks [from, to) give to their entry `level`: two tiles of keys from `k0` on, one
-// of values.
+// of values. The rows of the next chunk are fetched while products are made.
 template <bool kExact>
 __device__ __forceinline__ void add_readers(const Backward& a, const Walk& walk, int64_t b, int64_t from, int64_t to,
-                                            int level, int64_t head, int64_t k0, int64_t v0, OwnShared& shared,
+                                            int level, int64_t head, int64_t k0, int64_t v0, OwnShared<kExact>& shared,
                                             TileSum (&sum)[2]) {
   const Inputs& in = a.in;
   const int64_t first_place = in.geometry.places.first(in.batch, b);
   const bool both = k0 + kTile < in.shape.key_dim;
-  for (int64_t u = from; u < to; ++u) {
+  int depth = 0, next_depth = 0;
+  // The first chunk from u on that has rows of the call.
+  const auto find = [&](int64_t u) {
+    for (; u < to; ++u) {
+      const ChunkSpan span(walk.sequence, in.geometry.chunk, u);
+      if (span.lo < span.hi) break;
+    }
+    return u;
+  };
+  const auto fill = [&](int64_t u, int side) {
     const ChunkSpan span(walk.sequence, in.geometry.chunk, u);
-    if (span.lo >= span.hi) continue;
     const uint64_t past = past_of(in.geometry, walk.range.first, u);
     const int entry = __popcll(past & ((uint64_t{1} << level) - 1));
     const float* weights = a.weight_rows(first_place + u - walk.range.first, head, entry);
+    if (threadIdx.x < 16) copy16(shared.weight[side] + 4 * threadIdx.x, weights + 4 * threadIdx.x);
+    fill_tile<kExact>(shared.dy[side], v0, in.shape.value_dim, call_rows(in, walk.sequence, span, a.dy, head));
     const ChunkRows queries = call_rows(in, walk.sequence, span, in.q, in.shape.group_of(head));
-    const ChunkRows dys = call_rows(in, walk.sequence, span, a.dy, head);
-    load_scaled_tile(shared.dy, kAcross, v0, in.shape.value_dim, dys, [&](int r) { return weights[r]; });
-    load_tile(shared.query[0], kAcross, k0, in.shape.key_dim, queries);
-    if (both) load_tile(shared.query[1], kAcross, k0 + kTile, in.shape.key_dim, queries);
-    __syncthreads();
-    const int depth = depth_of(span.hi);
-    for (int i = 0; i < 2; ++i) {
-      if (i == 1 && !both) break;
-      const float* query = shared.query[i];
-      const auto multiply_one = [&](TileSum& one) {
-        multiply<kExact>(
-            one, depth, [&](int m, int k) { return query[k * kAcross + m]; },
-            [&](int k, int n) { return shared.dy[k * kAcross + n]; });
-      };
-      if (i == 0)
-        multiply_one(sum[0]);
-      else
-        multiply_one(sum[1]);
+    fill_tile<kExact>(shared.query[side][0], k0, in.shape.key_dim, queries);
+    if (both) fill_tile<kExact>(shared.query[side][1], k0 + kTile, in.shape.key_dim, queries);
+    next_depth = depth_of(span.hi);
+  };
+  int64_t u = find(from);
+  if (u >= to) return;
+  fill(u, 0);
+  for (int side = 0; u < to; side ^= 1) {
+    arrive();
+    depth = next_depth;
+    for (int i = threadIdx.x; i < 64 * 32; i += kThreads) {
+      const int r = i / 32, c = 2 * (i % 32);
+      const float2 x = read_pair<kExact>(shared.dy[side], r, c);
+      write_pair<kExact>(shared.dy[side], r, c, shared.weight[side][r] * x.x, shared.weight[side][r] * x.y);
     }
+    u = find(u + 1);
+    if (u < to) fill(u, side ^ 1);
     __syncthreads();
+    multiply_tiles<kExact, Layout::Across, Layout::Across>(sum[0], depth, shared.query[side][0], shared.dy[side]);
+    if (both) multiply_tiles<kExact, Layout::Across, Layout::Across>(sum[1], depth, shared.query[side][1], shared.dy[side]);
   }
+  __syncthreads();
 }
 
 // The gradient of every node of the call from its readers. One block: one node and head, 128 rows of keys, 64 columns.
 template <bool kExact>
 __global__ void __launch_bounds__(kThreads) own_gradients(const __grid_constant__ Backward a, int64_t tasks) {
-  OwnShared& shared = *reinterpret_cast<OwnShared*>(shared_memory());
+  auto& shared = *reinterpret_cast<OwnShared<kExact>*>(shared_memory());
   const Inputs& in = a.in;
   const int64_t heads = in.shape.heads, v_tiles = tiles_of(in.shape.value_dim),
                 k_pairs = (tiles_of(in.shape.key_dim) + 1) / 2;
@@ -112,14 +125,10 @@ __global__ void __launch_bounds__(kThreads) own_gradients(const __grid_constant_
     sum[0].clear();
     sum[1].clear();
     add_readers<kExact>(a, walk, b, chunk + 1, min(to, last), level, head, k0, v0, shared, sum);
-    float* node = node_at(in, a.scratch.grads, slot, head);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      sum[i].each([&](int row, int column, float& x) {
-        const int64_t r = k0 + i * kTile + row;
-        if (r < in.shape.key_dim && v0 + column < in.geometry.node_row) node[r * in.geometry.node_row + v0 + column] = x;
-      });
-    }
+    char* node = node_at(in, a.scratch.grads, slot, head);
+    set_node_tile<kExact>(in, node, k0, v0, sum[0], shared.query[0][0]);
+    if (k0 + kTile < in.shape.key_dim) set_node_tile<kExact>(in, node, k0 + kTile, v0, sum[1], shared.query[0][1]);
+    __syncthreads();
   }
 }
 
@@ -131,22 +140,24 @@ struct DownWalk {
   bool there;
   int64_t chunks;  // final_chunks
 
+  static constexpr int kAhead = 2;  // chunks that are on their way
   struct Loaded {
+    float up = 0;
     float4 own = make_float4(0, 0, 0, 0), node = make_float4(0, 0, 0, 0);
   };
   __device__ __forceinline__ Loaded load(int64_t c, int64_t begin) const {
     Loaded loaded;
     if (!there || c < begin) return loaded;
     const int64_t slot = walk.slot_of(c);
-    loaded.own = reinterpret_cast<const float4*>(node_at(a.in, a.scratch.grads, slot, head))[index];
-    loaded.node = reinterpret_cast<const float4*>(node_at(a.in, a.in.scratch.nodes, slot, head))[index];
+    loaded.up = a.in.scratch.up[slot * a.in.shape.heads + head];
+    loaded.own = get_node4(a.in, node_at(a.in, a.scratch.grads, slot, head), index);
+    loaded.node = get_node4(a.in, node_at(a.in, a.in.scratch.nodes, slot, head), index);
     return loaded;
   }
   // Adds the final state's part and what comes from the parent's gradient; stores; returns the sum.
   __device__ __forceinline__ float4 visit(int64_t c, int level, bool has_parent, float4 parent, const Loaded& loaded) const {
     const Inputs& in = a.in;
     const int64_t slot = walk.slot_of(c), scalar = slot * in.shape.heads + head;
-    float4* at = reinterpret_cast<float4*>(node_at(in, a.scratch.grads, slot, head)) + index;
     float4 sum = loaded.own;
     const float4 node = loaded.node;
     float through = 0, into_final = 0;
@@ -155,15 +166,17 @@ struct DownWalk {
       flow = node.x * x.x + node.y * x.y + node.z * x.z + node.w * x.w;
       sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
     };
-    if (has_parent) add(parent, decay_of(in.scratch.up[scalar]), through);
+    if (has_parent) add(parent, decay_of(loaded.up), through);
     if (c < chunks) {
       const NodeSource final = final_gradient(a, walk, level, c + 1, head);
       if (final.data && there) {
         const int64_t row = 4 * index / in.geometry.node_row, column = 4 * index % in.geometry.node_row;
-        add(load4(final.data, final.dtype, row * final.row + column, final.row - column), decay_of(final.decay), into_final);
+        if (column < final.row)
+          add(load4(final.data, final.dtype, row * final.row + column, final.row - column), decay_of(final.decay),
+              into_final);
       }
     }
-    if (there) *at = sum;
+    if (there) set_node4(in, node_at(in, a.scratch.grads, slot, head), index, sum);
     through = warp_sum(through);
     into_final = warp_sum(into_final);
     const int64_t warp = index / 32;
@@ -183,14 +196,19 @@ __global__ void __launch_bounds__(kWalkThreads)
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const int64_t head = task / blocks % in.shape.heads, index = task % blocks * kWalkThreads + threadIdx.x;
     const Walk walk(in, task / blocks / in.shape.heads);
-    const DownWalk down{a, walk, head, index, 4 * index < in.geometry.node_size, final_chunks(in, walk.sequence)};
+    const DownWalk down{a,
+                        walk,
+                        head,
+                        index,
+                        4 * index < in.geometry.node_size,
+                        a.gradient.nodes.base ? final_chunks(in, walk.sequence) : 0};
     const int64_t end = walk.range.first + walk.range.full;
     for (int64_t c = (end & ~int64_t{kSegment - 1}) - 1; c >= walk.range.first; c -= kSegment) {
       const int level = trailing_ones_of(c);
       const int64_t parent = c + (int64_t{1} << level);
       float4 above = make_float4(0, 0, 0, 0);
       if (walk.makes(parent) && down.there)
-        above = reinterpret_cast<const float4*>(node_at(in, a.scratch.grads, walk.slot_of(parent), head))[index];
+        above = get_node4(in, node_at(in, a.scratch.grads, walk.slot_of(parent), head), index);
       down.visit(c, level, walk.makes(parent), above, down.load(c, walk.range.first));
     }
   }
@@ -208,15 +226,24 @@ __global__ void __launch_bounds__(kWalkThreads)
     const int64_t segment = (walk.range.first >> kSegmentLog) + number - in.geometry.segments.first(in.batch, b);
     const int64_t begin = max(segment << kSegmentLog, walk.range.first);
     const int64_t end = min((segment + 1) << kSegmentLog, walk.range.first + walk.range.full);
-    const DownWalk down{a, walk, head, index, 4 * index < in.geometry.node_size, final_chunks(in, walk.sequence)};
+    const DownWalk down{a,
+                        walk,
+                        head,
+                        index,
+                        4 * index < in.geometry.node_size,
+                        a.gradient.nodes.base ? final_chunks(in, walk.sequence) : 0};
     float4 above[kSegmentLog];
 #pragma unroll
     for (int j = 0; j < kSegmentLog; ++j) above[j] = make_float4(0, 0, 0, 0);
-    DownWalk::Loaded coming = down.load(end - 1, begin);  // fetched a step ahead
+    DownWalk::Loaded coming[DownWalk::kAhead];
+#pragma unroll
+    for (int i = 0; i < DownWalk::kAhead; ++i) coming[i] = down.load(end - 1 - i, begin);
     for (int64_t c = end - 1; c >= begin; --c) {
       const int level = min(trailing_ones_of(c), kSegmentLog);
-      const DownWalk::Loaded loaded = coming;
-      coming = down.load(c - 1, begin);
+      const DownWalk::Loaded loaded = coming[0];
+#pragma unroll
+      for (int i = 0; i + 1 < DownWalk::kAhead; ++i) coming[i] = coming[i + 1];
+      coming[DownWalk::kAhead - 1] = down.load(c - DownWalk::kAhead, begin);
       float4 sum = loaded.own;
       if (level < kSegmentLog) {  // the other one was done before
         sum = make_float4(0, 0, 0, 0);
@@ -241,13 +268,22 @@ __global__ void __launch_bounds__(kWalkThreads)
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const int64_t head = task / blocks % in.shape.heads, index = task % blocks * kWalkThreads + threadIdx.x;
     const Walk walk(in, task / blocks / in.shape.heads);
-    const DownWalk down{a, walk, head, index, 4 * index < in.geometry.node_size, final_chunks(in, walk.sequence)};
+    const DownWalk down{a,
+                        walk,
+                        head,
+                        index,
+                        4 * index < in.geometry.node_size,
+                        a.gradient.nodes.base ? final_chunks(in, walk.sequence) : 0};
     float4 above = make_float4(0, 0, 0, 0);
     const int64_t begin = walk.range.first, end = begin + walk.range.full;
-    DownWalk::Loaded coming = down.load(end - 1, begin);  // fetched a step ahead
+    DownWalk::Loaded coming[DownWalk::kAhead];
+#pragma unroll
+    for (int i = 0; i < DownWalk::kAhead; ++i) coming[i] = down.load(end - 1 - i, begin);
     for (int64_t c = end - 1; c >= begin; --c) {
-      const DownWalk::Loaded loaded = coming;
-      coming = down.load(c - 1, begin);
+      const DownWalk::Loaded loaded = coming[0];
+#pragma unroll
+      for (int i = 0; i + 1 < DownWalk::kAhead; ++i) coming[i] = coming[i + 1];
+      coming[DownWalk::kAhead - 1] = down.load(c - DownWalk::kAhead, begin);
       above = down.visit(c, kOldest, c + 1 < end, above, loaded);
     }
   }
@@ -294,11 +330,11 @@ __global__ void __launch_bounds__(kWalkThreads) old_flows(const __grid_constant_
       const NodeSource final = final_gradient(a, walk, level, end, head);
       const int64_t parent = old_parent(in, walk, level), size = in.shape.key_dim * in.shape.value_dim;
       const float up = parent < 0 ? 0 : decay_of(old_up(in, walk, level, parent, head)), down = decay_of(final.decay);
-      const float* above = parent < 0 ? nullptr : node_at(in, a.scratch.grads, walk.slot_of(parent), head);
+      const char* above = parent < 0 ? nullptr : node_at(in, a.scratch.grads, walk.slot_of(parent), head);
       for (int64_t e = lane; e < size && node.data; e += 32) {
         const float x = load_element(node.data, node.dtype, e);
         const int64_t row = e / in.shape.value_dim, column = e % in.shape.value_dim;
-        if (above) through += x * (up * above[row * in.geometry.node_row + column]);
+        if (above) through += x * (up * load_element(above, in.geometry.scratch_dtype, row * in.geometry.node_row + column));
         if (final.data) into_final += x * (down * load_element(final.data, final.dtype, e));
       }
     }
@@ -314,7 +350,7 @@ __global__ void __launch_bounds__(kWalkThreads) old_flows(const __grid_constant_
 // Gradients of the history's nodes, into the initial gradient. Tasks as own_gradients(), of entries of sequences.
 template <bool kExact>
 __global__ void __launch_bounds__(kThreads) initial_nodes(const __grid_constant__ Backward a, int64_t tasks) {
-  OwnShared& shared = *reinterpret_cast<OwnShared*>(shared_memory());
+  auto& shared = *reinterpret_cast<OwnShared<kExact>*>(shared_memory());
   const Inputs& in = a.in;
   const int64_t heads = in.shape.heads, v_tiles = tiles_of(in.shape.value_dim),
                 k_pairs = (tiles_of(in.shape.key_dim) + 1) / 2;
@@ -347,7 +383,7 @@ __global__ void __launch_bounds__(kThreads) initial_nodes(const __grid_constant_
       final = final_gradient(a, walk, level, end, head);
       if (parent >= 0) up = decay_of(old_up(in, walk, level, parent, head));
     }
-    const float* above = parent < 0 ? nullptr : node_at(in, a.scratch.grads, walk.slot_of(parent), head);
+    const char* above = parent < 0 ? nullptr : node_at(in, a.scratch.grads, walk.slot_of(parent), head);
     const float down = decay_of(final.decay);
     char* to = a.gradient.node(id, head);
 #pragma unroll
@@ -356,7 +392,7 @@ __global__ void __launch_bounds__(kThreads) initial_nodes(const __grid_constant_
         const int64_t r = k0 + i * kTile + row, c = v0 + column;
         if (r >= in.shape.key_dim || c >= in.shape.value_dim) return;
         float value = x;
-        if (above) value += up * above[r * in.geometry.node_row + c];
+        if (above) value += up * load_element(above, in.geometry.scratch_dtype, r * in.geometry.node_row + c);
         if (final.data) value += down * load_element(final.data, final.dtype, r * in.shape.value_dim + c);
         store_element(to, a.gradient.node_layout.dtype, r * in.shape.value_dim + c, value);
       });
@@ -380,7 +416,8 @@ int32_t launch_node_gradients(const Backward& a, bool exact, void* stream) {
   constexpr int kWarps = kWalkThreads / 32;
   int32_t status = launch(read_weights, places, kThreads, sizeof(WeightsShared), stream, a, places);
   if (status == LLA_OK)
-    status = launch(exact ? own_gradients<true> : own_gradients<false>, own, kThreads, sizeof(OwnShared), stream, a, own);
+    status = launch(exact ? own_gradients<true> : own_gradients<false>, own, kThreads,
+                    exact ? sizeof(OwnShared<true>) : sizeof(OwnShared<false>), stream, a, own);
   if (geometry.linear) {
     if (status == LLA_OK) status = launch(down_chain, sequences, kWalkThreads, 0, stream, a, blocks, sequences);
   } else {
@@ -398,7 +435,8 @@ int32_t launch_old_node_gradients(const Backward& a, bool exact, void* stream) {
   const Inputs& in = a.in;
   const int64_t tiles = tiles_of(in.shape.value_dim) * ((tiles_of(in.shape.key_dim) + 1) / 2);
   const int64_t tasks = in.batch.count * kNodes * in.shape.heads * tiles;
-  return launch(exact ? initial_nodes<true> : initial_nodes<false>, tasks, kThreads, sizeof(OwnShared), stream, a, tasks);
+  return launch(exact ? initial_nodes<true> : initial_nodes<false>, tasks, kThreads,
+                exact ? sizeof(OwnShared<true>) : sizeof(OwnShared<false>), stream, a, tasks);
 }
 
 int32_t load_node_gradients() {

@@ -6,15 +6,16 @@ namespace lla::cuda::scalar_gate {
 
 namespace {
 
+template <bool kExact>
 struct LeavesShared {
-  float key[64 * kAcross], value[64 * kAcross];
+  Tile<kExact> key[2], value;
   ChunkDecays decays;
 };
 
 // One block: one chunk and head, 64 columns of values. Content S = sum of exp(decay to the end) write k v^T.
 template <bool kExact>
 __global__ void __launch_bounds__(kThreads) leaves(const __grid_constant__ Inputs in, int64_t tasks) {
-  LeavesShared& shared = *reinterpret_cast<LeavesShared*>(shared_memory());
+  auto& shared = *reinterpret_cast<LeavesShared<kExact>*>(shared_memory());
   const Geometry& geometry = in.geometry;
   const int64_t tiles = tiles_of(in.shape.value_dim), heads = in.shape.heads;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
@@ -26,32 +27,31 @@ __global__ void __launch_bounds__(kThreads) leaves(const __grid_constant__ Input
     if (!walk.makes(chunk)) continue;
     const ChunkSpan span(walk.sequence, geometry.chunk, chunk);
     const ChunkRows keys = key_rows(in, walk.sequence, span, head), values = value_rows(in, walk.sequence, span, head);
+    fill_tile<kExact>(shared.value, v0, in.shape.value_dim, values);
+    fill_tile<kExact>(shared.key[0], 0, in.shape.key_dim, keys);
     if (threadIdx.x < 32) {
       const float total = fill_decays(in, walk.sequence, span, head, &shared.decays);
       if (threadIdx.x == 0 && v0 == 0) in.scratch.leaf_decay[slot * heads + head] = total;
     }
-    load_tile(shared.value, kAcross, v0, in.shape.value_dim, values);
-    float* node = node_at(in, in.scratch.nodes, slot, head);
-    for (int64_t k0 = 0; k0 < in.shape.key_dim; k0 += kTile) {
-      load_tile(shared.key, kAcross, k0, in.shape.key_dim, keys);
-      __syncthreads();
-      if (k0 == 0) {
-        for (int i = threadIdx.x; i < 64 * 64; i += kThreads) {
-          const int r = i / 64;
-          shared.value[r * kAcross + i % 64] *= shared.decays.write[r] * shared.decays.key[7][r];
-        }
-        __syncthreads();
-      }
+    arrive();
+    for (int i = threadIdx.x; i < 64 * 32; i += kThreads) {
+      const int r = i / 32, c = 2 * (i % 32);
+      const float factor = shared.decays.write[r] * shared.decays.key[7][r];
+      const float2 x = read_pair<kExact>(shared.value, r, c);
+      write_pair<kExact>(shared.value, r, c, factor * x.x, factor * x.y);
+    }
+    char* node = node_at(in, in.scratch.nodes, slot, head);
+    int side = 0;
+    for (int64_t k0 = 0; k0 < in.shape.key_dim; k0 += kTile, side ^= 1) {
+      if (k0 + kTile < in.shape.key_dim) fill_tile<kExact>(shared.key[side ^ 1], k0 + kTile, in.shape.key_dim, keys);
+      if (k0 == 0) __syncthreads();
       TileSum sum;
       sum.clear();
-      multiply<kExact>(
-          sum, depth_of(geometry.chunk.rows), [&](int m, int k) { return shared.key[k * kAcross + m]; },
-          [&](int k, int n) { return shared.value[k * kAcross + n]; });
-      sum.each([&](int row, int column, float& x) {
-        if (k0 + row < in.shape.key_dim && v0 + column < geometry.node_row)
-          node[(k0 + row) * geometry.node_row + v0 + column] = x;
-      });
+      multiply_tiles<kExact, Layout::Across, Layout::Across>(sum, depth_of(geometry.chunk.rows), shared.key[side],
+                                                             shared.value);
       __syncthreads();
+      set_node_tile<kExact>(in, node, k0, v0, sum, shared.key[side]);
+      arrive();
     }
   }
 }
@@ -67,6 +67,7 @@ __device__ __forceinline__ float4 rounded4(int32_t dtype, float4 a) {
 __device__ __forceinline__ float4 node_elements(const Inputs& in, const NodeSource& node, int64_t e) {
   if (!node.data) return make_float4(0, 0, 0, 0);
   const int64_t row = 4 * e / in.geometry.node_row, column = 4 * e % in.geometry.node_row;
+  if (column >= node.row) return make_float4(0, 0, 0, 0);
   return load4(node.data, node.dtype, row * node.row + column, node.row - column);
 }
 
@@ -112,17 +113,28 @@ __global__ void __launch_bounds__(kWalkThreads)
         wait[j] = node_elements(in, node, at.index);
         wait_decay[j] = node.decay;
       }
-      const auto node_of = [&](int64_t c) {
-        return reinterpret_cast<float4*>(node_at(in, in.scratch.nodes, walk.slot_of(c), at.head)) + at.index;
+      const auto node_of = [&](int64_t c) { return node_at(in, in.scratch.nodes, walk.slot_of(c), at.head); };
+      constexpr int kAhead = 4;  // leaves that are on their way
+      float4 coming[kAhead];
+      float coming_decay[kAhead];
+      const auto fetch = [&](int64_t c, float4& node, float& decay) {
+        if (c >= end) return;
+        node = get_node4(in, node_of(c), at.index);
+        decay = in.scratch.leaf_decay[walk.slot_of(c) * heads + at.head];
       };
-      float4 coming = *node_of(begin);  // fetched a step ahead
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) fetch(begin + i, coming[i], coming_decay[i]);
       for (int64_t c = begin; c < end; ++c) {
         const int level = min(trailing_ones_of(c), kSegmentLog);
         const int64_t scalar = walk.slot_of(c) * heads + at.head;
-        float4* node = node_of(c);
-        float4 sum = coming;
-        if (c + 1 < end) coming = *node_of(c + 1);
-        float decay = in.scratch.leaf_decay[scalar];
+        float4 sum = coming[0];
+        float decay = coming_decay[0];
+#pragma unroll
+        for (int i = 0; i + 1 < kAhead; ++i) {
+          coming[i] = coming[i + 1];
+          coming_decay[i] = coming_decay[i + 1];
+        }
+        fetch(c + kAhead, coming[kAhead - 1], coming_decay[kAhead - 1]);
 #pragma unroll
         for (int j = 0; j < kSegmentLog; ++j) {
           if (j >= level) continue;
@@ -134,7 +146,7 @@ __global__ void __launch_bounds__(kWalkThreads)
         const bool ends_segment = level == kSegmentLog;
         const bool rounds = geometry.node_dtype != LLA_F32 && !ends_segment && ((c + 1) & (geometry.chunk.ratio - 1)) == 0;
         if (rounds) sum = rounded4(geometry.node_dtype, sum);
-        if (rounds || level > 0) *node = sum;
+        if (rounds || level > 0) set_node4(in, node_of(c), at.index, sum);
 #pragma unroll
         for (int j = 0; j < kSegmentLog; ++j) {
           if (j != level) continue;
@@ -163,16 +175,15 @@ __global__ void __launch_bounds__(kWalkThreads)
       for (int64_t c = first | (kSegment - 1); c < end; c += kSegment) {
         const int level = trailing_ones_of(c);
         const int64_t slot = walk.slot_of(c), scalar = slot * heads + at.head;
-        float4* node = reinterpret_cast<float4*>(node_at(in, in.scratch.nodes, slot, at.head)) + at.index;
-        float4 sum = *node;
+        char* node = node_at(in, in.scratch.nodes, slot, at.head);
+        float4 sum = get_node4(in, node, at.index);
         float decay = in.scratch.inner_decay[scalar];
         for (int j = kSegmentLog; j < level; ++j) {
           const int64_t child = c - (int64_t{1} << j);
           if (child >= first) {
             const int64_t child_slot = walk.slot_of(child);
-            const float4* other =
-                reinterpret_cast<const float4*>(node_at(in, in.scratch.nodes, child_slot, at.head)) + at.index;
-            sum = add_scaled(sum, decay_of(decay), *other);
+            sum = add_scaled(sum, decay_of(decay),
+                             get_node4(in, node_at(in, in.scratch.nodes, child_slot, at.head), at.index));
             if (at.writer) in.scratch.up[child_slot * heads + at.head] = decay;
             decay += wait_decay[j];
           } else if (j < geometry.apart) {
@@ -182,7 +193,7 @@ __global__ void __launch_bounds__(kWalkThreads)
           }
         }
         if (geometry.node_dtype != LLA_F32) sum = rounded4(geometry.node_dtype, sum);
-        *node = sum;
+        set_node4(in, node, at.index, sum);
         wait_decay[level] = decay;
         if (at.writer) in.scratch.decay[scalar] = decay;
       }
@@ -208,7 +219,7 @@ __global__ void __launch_bounds__(kWalkThreads) chain(const __grid_constant__ In
         for (int i = 0; i < kAhead; ++i) {
           if (c0 + i >= walk.range.full) continue;
           const int64_t slot = walk.slot + c0 + i;
-          leaf[i] = reinterpret_cast<const float4*>(node_at(in, in.scratch.nodes, slot, at.head))[at.index];
+          leaf[i] = get_node4(in, node_at(in, in.scratch.nodes, slot, at.head), at.index);
           decay[i] = in.scratch.leaf_decay[slot * heads + at.head];
         }
 #pragma unroll
@@ -216,7 +227,7 @@ __global__ void __launch_bounds__(kWalkThreads) chain(const __grid_constant__ In
           if (c0 + i >= walk.range.full) continue;
           const int64_t slot = walk.slot + c0 + i;
           sum = add_scaled(leaf[i], decay_of(decay[i]), sum);
-          reinterpret_cast<float4*>(node_at(in, in.scratch.nodes, slot, at.head))[at.index] = sum;
+          set_node4(in, node_at(in, in.scratch.nodes, slot, at.head), at.index, sum);
           total += decay[i];
           if (at.writer) {
             in.scratch.decay[slot * heads + at.head] = total;
@@ -238,8 +249,8 @@ int32_t launch_nodes(const Inputs& in, bool exact, void* stream) {
   const int64_t leaf_tasks = in.geometry.slots.tasks(batch) * tiles_of(in.shape.value_dim) * heads;
   const int64_t segment_tasks = in.geometry.segments.tasks(batch) * heads * blocks;
   const int64_t sequence_tasks = batch.count * heads * blocks;
-  int32_t status =
-      launch(exact ? leaves<true> : leaves<false>, leaf_tasks, kThreads, sizeof(LeavesShared), stream, in, leaf_tasks);
+  int32_t status = launch(exact ? leaves<true> : leaves<false>, leaf_tasks, kThreads,
+                          exact ? sizeof(LeavesShared<true>) : sizeof(LeavesShared<false>), stream, in, leaf_tasks);
   if (in.geometry.linear) {
     if (status == LLA_OK) status = launch(chain, sequence_tasks, kWalkThreads, 0, stream, in, blocks, sequence_tasks);
     return status;
