@@ -150,9 +150,19 @@ struct Model {
 
 const std::vector<int64_t> kSlots{0, 1, 2};
 
+// Skips where there is no device; any other fault of the plugin fails.
+class Device : public testing::Test {
+ protected:
+  void SetUp() override {
+    char reason[200] = "";
+    const lla_status status = lla_backend_available(LLA_BACKEND_CUDA, reason, sizeof reason);
+    if (status == LLA_NO_DEVICE || status == LLA_DRIVER_TOO_OLD) GTEST_SKIP() << lla_status_name(status) << ": " << reason;
+  }
+};
+
 // A decode step captured at its first position, replayed 5000 times over borders and carries, one sequence resting at times:
 // the same bits as steps that are launched.
-TEST(Device, CapturedDecode) {
+TEST_F(Device, CapturedDecode) {
   for (const lla_mixer mixer : {LLA_SCALAR_GATE, LLA_DELTA_RULE}) {
     constexpr int64_t kSteps = 5000;
     Model plain, graph;
@@ -202,7 +212,7 @@ TEST(Device, CapturedDecode) {
 }
 
 // The same rows on two threads with a stream each, over and over: the same bits every time.
-TEST(Device, TwoThreadsTwoStreams) {
+TEST_F(Device, TwoThreadsTwoStreams) {
   std::vector<float> results[2];
   bool same[2] = {true, true};
   std::thread threads[2];
@@ -230,7 +240,7 @@ TEST(Device, TwoThreadsTwoStreams) {
 }
 
 // A call takes no memory of the device, and leaves the current device as it was.
-TEST(Device, ExecuteAllocatesNothing) {
+TEST_F(Device, ExecuteAllocatesNothing) {
   Model m;
   m.open(LLA_DELTA_RULE, 300, 512, false);
   if (HasFatalFailure()) return;
