@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lla/lla.h"
+#include "needs_device.h"
 
 namespace {
 
@@ -150,15 +151,7 @@ struct Model {
 
 const std::vector<int64_t> kSlots{0, 1, 2};
 
-// Skips where there is no device; any other fault of the plugin fails.
-class Device : public testing::Test {
- protected:
-  void SetUp() override {
-    char reason[200] = "";
-    const lla_status status = lla_backend_available(LLA_BACKEND_CUDA, reason, sizeof reason);
-    if (status == LLA_NO_DEVICE || status == LLA_DRIVER_TOO_OLD) GTEST_SKIP() << lla_status_name(status) << ": " << reason;
-  }
-};
+using Device = NeedsDevice;
 
 // A decode step captured at its first position, replayed 5000 times over borders and carries, one sequence resting at times:
 // the same bits as steps that are launched.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "lla/lla.h"
+#include "needs_device.h"
 
 namespace {
 
@@ -216,15 +217,7 @@ void expect_close(const Shape& s, bool backward, double tolerance, const std::st
 
 constexpr lla_mixer kMixers[] = {LLA_SCALAR_GATE, LLA_DELTA_RULE};
 
-// Skips where there is no device; any other fault of the plugin fails.
-class Sizes : public testing::Test {
- protected:
-  void SetUp() override {
-    char reason[200] = "";
-    const lla_status status = lla_backend_available(LLA_BACKEND_CUDA, reason, sizeof reason);
-    if (status == LLA_NO_DEVICE || status == LLA_DRIVER_TOO_OLD) GTEST_SKIP() << lla_status_name(status) << ": " << reason;
-  }
-};
+using Sizes = NeedsDevice;
 
 TEST_F(Sizes, EveryLength) {
   for (const lla_mixer mixer : kMixers) {
