@@ -22,10 +22,7 @@ struct BatchLayout {
   Size bytes;
 
   BatchLayout(const Limits& limits, bool device) {
-    // A sequence stores nodes at every border that a draft crosses, or at its last one; and at one border of each snapshot.
-    const Size borders = Size(limits.sequences) * kMostDraftChunks;
-    const Size nodes_count = Size(borders.valid() ? std::min(borders.value(), limits.rows) : limits.rows) + limits.snapshots;
-    const Size rows_count = (Size(limits.sequences) + limits.snapshots) * 2;
+    const Size nodes_count = node_plans(limits), rows_count = row_plans(limits);
     bytes = Size(sizeof(Batch)).aligned(kAlignment);
     sequences = place(limits.sequences, sizeof(Sequence));
     records = place(limits.sequences, sizeof(SequenceRecord));

@@ -11,17 +11,15 @@ namespace lla {
 
 namespace {
 
-// Where the arrays of a plan lie in the device's memory. The same numbers as in the host's memory of the batch.
+// Where the arrays of a plan lie in the device's memory.
 struct DeviceLayout {
   int64_t sequences = 0, nodes = 0, rows = 0, slack = 0;
   Size bytes = 0;
 
   explicit DeviceLayout(const Limits& limits) {
-    const Size borders = Size(limits.sequences) * kMostDraftChunks;
-    const Size nodes_count = Size(borders.valid() ? std::min(borders.value(), limits.rows) : limits.rows) + limits.snapshots;
     sequences = place(limits.sequences, sizeof(Sequence));
-    nodes = place(nodes_count, sizeof(NodesToStore));
-    rows = place((Size(limits.sequences) + limits.snapshots) * 2, sizeof(RowsToStore));
+    nodes = place(node_plans(limits), sizeof(NodesToStore));
+    rows = place(row_plans(limits), sizeof(RowsToStore));
     slack = place(Size(limits.sequences) + 1, sizeof(RowRange));
   }
 

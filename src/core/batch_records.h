@@ -2,9 +2,11 @@
 // What a planned batch remembers for its commit.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/batch.h"
+#include "core/checked.h"
 
 namespace lla {
 
@@ -32,5 +34,13 @@ struct SnapshotRecord {
   int64_t next = -1;  // of the same sequence
   bool reserved = false;
 };
+
+// Plans of nodes that a batch has room for: a sequence stores nodes at every border that a draft crosses, or at its last one, and
+// at one border of each snapshot. And runs of rows: tail and convolution of each sequence and snapshot.
+inline Size node_plans(const Limits& limits) {
+  const Size borders = Size(limits.sequences) * kMostDraftChunks;
+  return Size(borders.valid() ? std::min(borders.value(), limits.rows) : limits.rows) + limits.snapshots;
+}
+inline Size row_plans(const Limits& limits) { return (Size(limits.sequences) + limits.snapshots) * 2; }
 
 }  // namespace lla

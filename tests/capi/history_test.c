@@ -263,12 +263,59 @@ static void saved_slots_go_on(void **unused) {
   rig_close(&b);
 }
 
+/* A batch whose launches are as large as its limits allow plans, stores and answers like any other: prompts over several
+ * borders, drafts and single rows, with resting sequences beside them. */
+static void replayable_batches(void **unused) {
+  static const int64_t pieces[5] = {70, 1, 64, 16, 1};
+  const int64_t slots[3] = {0, -1, 1};
+  rig plain, replay;
+  size_t bytes;
+  int i, s;
+  (void)unused;
+  open_group(&plain, 2, 0, 3, 3 * 70, 0);
+  open_group(&replay, 2, 0, 3, 3 * 70, 0);
+  replay.limits.replay = 1;
+  OK(lla_batch_size(replay.context, &replay.limits, &bytes, NULL, &error));
+  OK(lla_batch_init(replay.context, &replay.limits, replay.batch_memory, bytes, &replay.batch, &error));
+  for (i = 0; i < 5; ++i) {
+    rig *rigs[2];
+    char *expected = NULL;
+    rigs[0] = &plain;
+    rigs[1] = &replay;
+    for (s = 0; s < 2; ++s) {
+      rig *r = rigs[s];
+      lla_rows rows = LLA_ROWS_INIT;
+      const int64_t n = pieces[i], at = rig_length(r, 0);
+      rows.sequences = 3;
+      rows.rows_per_sequence = n;
+      rows.slot_in = index64(slots);
+      rig_set_rows(r, 3 * n);
+      rig_fill(r, 0, 5, at, n);
+      rig_fill(r, n, 7, at, n);
+      rig_fill(r, 2 * n, 6, at, n);
+      rig_plan(r, &rows);
+      rig_forward(r);
+      if (s == 0)
+        expected = keep_outputs(r, 0, 3 * n, &bytes);
+      else
+        check_outputs(r, 0, 3 * n, expected, "outputs of a replayable batch");
+      rig_commit(r, NULL);
+    }
+    free(expected);
+    rig_check_same_slot(&plain, 0, &replay, 0, "slot of a replayable batch");
+    rig_check_same_slot(&plain, 1, &replay, 1, "slot of a replayable batch");
+  }
+  rig_close(&plain);
+  rig_close(&replay);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(forks),
                                      cmocka_unit_test(snapshots),
                                      cmocka_unit_test(snapshots_of_rejected_rows),
                                      cmocka_unit_test(truncation),
                                      cmocka_unit_test(poisoned_slots_can_be_used_again),
-                                     cmocka_unit_test(saved_slots_go_on)};
+                                     cmocka_unit_test(saved_slots_go_on),
+                                     cmocka_unit_test(replayable_batches)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
