@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table that the core finds in this library: devices, memory, copies, and the kernels.
+#include <atomic>
 #include <cstdio>
 #include <cstring>
+
+#if !defined(LLA_CUDA_EMULATED)
+#include <cuda.h>
+#endif
 
 #include "cuda/backend.h"
 #include "cuda/common/platform.h"
@@ -22,6 +27,8 @@ int32_t compute_capability(int, char* name, size_t capacity) {
   return kOldest;
 }
 int32_t driver_version() { return 1; }
+void find_context_query() {}
+bool has_driver_context() { return true; }
 #else
 int32_t compute_capability(int device, char* name, size_t capacity) {
   cudaDeviceProp properties;
@@ -32,6 +39,25 @@ int32_t compute_capability(int device, char* name, size_t capacity) {
 int32_t driver_version() {
   int version = 0;
   return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
+}
+
+// The driver's own question, looked up when a device is opened: nothing links with libcuda, which machines without a device lack.
+std::atomic<decltype(&cuCtxGetCurrent)> context_query{nullptr};
+void find_context_query() {
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuCtxGetCurrent", &entry, 12000, cudaEnableDefault, &found);
+#else
+  const cudaError_t error = cudaGetDriverEntryPoint("cuCtxGetCurrent", &entry, cudaEnableDefault, &found);
+#endif
+  if (status_of(error) != LLA_OK || found != cudaDriverEntryPointSuccess) return;
+  context_query.store(reinterpret_cast<decltype(&cuCtxGetCurrent)>(entry), std::memory_order_relaxed);
+}
+bool has_driver_context() {
+  const auto query = context_query.load(std::memory_order_relaxed);
+  CUcontext context = nullptr;
+  return query && query(&context) == CUDA_SUCCESS && context;
 }
 #endif
 
@@ -62,7 +88,9 @@ int32_t enter(int32_t device, int32_t* previous) {
   int current = 0;
   if (const int32_t status = status_of(cudaGetDevice(&current)); status != LLA_OK) return status;
   *previous = current;
-  return current == device ? LLA_OK : status_of(cudaSetDevice(device));
+  // A thread that never used a device has a current device but no context of the driver. Until it has one, pointers are not
+  // known to be the device's; naming the device makes one.
+  return current == device && has_driver_context() ? LLA_OK : status_of(cudaSetDevice(device));
 }
 
 void leave(int32_t previous) {
@@ -98,6 +126,7 @@ int32_t open_device(int32_t device, char* name, size_t name_capacity, char* reas
     return LLA_NO_DEVICE;
   }
   int32_t previous = 0;
+  find_context_query();
   if (const int32_t status = enter(device, &previous); status != LLA_OK) {
     std::snprintf(reason, capacity, "cuda: device %d cannot be used", device);
     return status;
