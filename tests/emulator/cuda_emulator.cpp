@@ -4,6 +4,8 @@
 
 #include <ucontext.h>
 
+#include <cstdarg>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -24,6 +26,7 @@ namespace emulator {
 
 thread_local Self self;
 thread_local char* shared_base = nullptr;
+const Extension* extension = nullptr;
 
 namespace {
 
@@ -85,12 +88,14 @@ struct Fiber {
   std::unique_ptr<char[]> stack;
   Dim thread;
   bool finished = false;
+  Wait wait;
   int64_t meetings = 0;  // of the warp, that this lane has come to
 };
 
 struct Warp {
   alignas(64) char slots[2][32][64];
   int arrived = 0, live = 0;
+  bool whole = false;    // the meeting needs all 32 lanes
   int64_t complete = 0;  // meetings that all lanes have come to
 };
 
@@ -148,12 +153,33 @@ void complete_meeting(Warp* warp) {
 void enter() {
   end_switch(nullptr, &block.scheduler_stack, &block.scheduler_stack_bytes);
   (*block.body)();
+  if (extension) extension->end_thread();
   Fiber* me = block.current;
   me->finished = true;
   Warp* warp = block.warps[me->thread.x / 32].get();
+  if (warp->whole) fail("ends while its warp waits for it at an instruction of the whole warp");
   if (--block.live > 0 && block.arrived == block.live) complete_block_barrier();
   if (--warp->live > 0 && warp->arrived == warp->live) complete_meeting(warp);
   yield();
+  std::abort();
+}
+
+// Every thread waits for another: says what for, and gives up.
+[[noreturn]] void report_deadlock(unsigned threads) {
+  std::fprintf(stderr, "emulator: deadlock in block (%u, %u, %u)\n", self.block.x, self.block.y, self.block.z);
+  for (unsigned begin = 0, end; begin < threads; begin = end) {
+    char text[160] = "finished", next[160];
+    const auto say = [](const Fiber& fiber, char (&to)[160]) {
+      std::snprintf(to, sizeof to, "finished");
+      if (!fiber.finished) fiber.wait.describe(fiber.wait.object, fiber.wait.value, to, sizeof to);
+    };
+    say(*block.fibers[begin], text);
+    for (end = begin + 1; end < threads; ++end) {
+      say(*block.fibers[end], next);
+      if (std::strcmp(text, next) != 0) break;
+    }
+    std::fprintf(stderr, "  threads %u-%u: %s\n", begin, end - 1, text);
+  }
   std::abort();
 }
 
@@ -168,6 +194,7 @@ void run_block(Dim size) {
   for (unsigned w = 0; w < warps; ++w) {
     Warp& warp = *block.warps[w];
     warp.arrived = 0;
+    warp.whole = false;
     warp.complete = 0;
     warp.live = static_cast<int>(threads - 32 * w < 32 ? threads - 32 * w : 32);
   }
@@ -179,12 +206,16 @@ void run_block(Dim size) {
     fiber.thread = {t, 0, 0};
     fiber.finished = false;
     fiber.meetings = 0;
+    fiber.wait = {};
     make_machine(&fiber.machine, fiber.stack.get(), kStackBytes, enter);
   }
+  if (extension) extension->begin_block(static_cast<int>(threads));
   while (block.live > 0) {
+    bool ran = false;
     for (unsigned t = 0; t < threads; ++t) {
       Fiber& fiber = *block.fibers[t];
-      if (fiber.finished) continue;
+      if (fiber.finished || (fiber.wait.holds && fiber.wait.holds(fiber.wait.object, fiber.wait.value))) continue;
+      ran = true;
       block.current = &fiber;
       self.thread = fiber.thread;
       void* fake = nullptr;
@@ -192,6 +223,7 @@ void run_block(Dim size) {
       switch_machine(&block.scheduler, &fiber.machine);
       end_switch(fake, nullptr, nullptr);
     }
+    if (!ran && !(extension && extension->advance())) report_deadlock(threads);
   }
 }
 
@@ -214,29 +246,81 @@ void run_kernel(Dim grid, Dim size, const std::function<void()>& body) {
   }
 }
 
+void wait_while(const Wait& wait) {
+  Fiber* me = block.current;
+  while (wait.holds(wait.object, wait.value)) {
+    me->wait = wait;
+    yield();
+  }
+  me->wait = {};
+}
+
+void fail(const char* format, ...) {
+  std::fprintf(stderr, "emulator: block (%u, %u, %u), thread %u: ", self.block.x, self.block.y, self.block.z, self.thread.x);
+  va_list arguments;
+  va_start(arguments, format);
+  std::vfprintf(stderr, format, arguments);
+  va_end(arguments);
+  std::fputc('\n', stderr);
+  std::abort();
+}
+
 void block_barrier() { block_barrier_or(0); }
 
 int block_barrier_or(int value) {
-  const int64_t generation = block.generation;
   block.or_value |= value;
-  if (++block.arrived == block.live)
+  if (++block.arrived == block.live) {
     complete_block_barrier();
-  else
-    while (block.generation == generation) yield();
+  } else {
+    wait_while({[](const void*, int64_t generation) { return block.generation == generation; },
+                [](const void*, int64_t, char* text, size_t size) {
+                  std::snprintf(text, size, "__syncthreads, where %d of %d have come", block.arrived, block.live);
+                },
+                nullptr, block.generation});
+  }
   return block.or_result;
 }
 
-const char* warp_meet(const void* give, size_t bytes) {
+namespace {
+
+// Returns the contributions, and through `last` whether this lane was the last one; then complete_meeting is its duty.
+char* meet(const void* give, size_t bytes, bool* last) {
   Fiber* me = block.current;
   Warp* warp = block.warps[me->thread.x / 32].get();
   char(*slots)[64] = warp->slots[me->meetings & 1];
   std::memcpy(slots[me->thread.x % 32], give, bytes);
   const int64_t mine = me->meetings++;
-  if (++warp->arrived == warp->live)
-    complete_meeting(warp);
-  else
-    while (warp->complete == mine) yield();
+  *last = ++warp->arrived == warp->live;
+  if (!*last) {
+    wait_while({[](const void* object, int64_t value) { return static_cast<const Warp*>(object)->complete == value; },
+                [](const void* object, int64_t, char* text, size_t size) {
+                  const Warp* there = static_cast<const Warp*>(object);
+                  std::snprintf(text, size, "a meeting of the warp, where %d of %d have come", there->arrived, there->live);
+                },
+                warp, mine});
+  }
   return slots[0];
+}
+
+}  // namespace
+
+const char* warp_meet(const void* give, size_t bytes) {
+  bool last = false;
+  const char* contributions = meet(give, bytes, &last);
+  if (last) complete_meeting(block.warps[block.current->thread.x / 32].get());
+  return contributions;
+}
+
+void warp_act(const void* give, size_t bytes, void (*act)(const char* contributions)) {
+  Warp* warp = block.warps[block.current->thread.x / 32].get();
+  if (warp->live != 32) fail("an instruction of a whole warp by %d lanes", warp->live);
+  warp->whole = true;
+  bool last = false;
+  const char* contributions = meet(give, bytes, &last);
+  if (!last) return;
+  act(contributions);
+  warp->whole = false;
+  complete_meeting(warp);
 }
 
 }  // namespace emulator

@@ -37,11 +37,30 @@ constexpr size_t kSharedBytes = 232448;
 extern thread_local char* shared_base;
 
 void run_kernel(Dim grid, Dim block, const std::function<void()>& body);
+// What a thread waits for. `holds`: whether it must go on waiting; describe: in words, for the report of a deadlock.
+struct Wait {
+  bool (*holds)(const void* object, int64_t value) = nullptr;
+  void (*describe)(const void* object, int64_t value, char* text, size_t size) = nullptr;
+  const void* object = nullptr;
+  int64_t value = 0;
+};
+void wait_while(const Wait& wait);
+// A kernel's mistake: says where and what, and aborts.
+[[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
+// Parts of the machine that only some programs have (hopper_emulator.cpp) hook in here.
+struct Extension {
+  void (*begin_block)(int threads);
+  void (*end_thread)();
+  bool (*advance)();  // no thread can go on: does one of the things that run by themselves; false if there is none
+};
+extern const Extension* extension;
 void block_barrier();
 int block_barrier_or(int value);
 // A meeting point of a warp: every lane gives `bytes` (<= 64) and gets the 32 contributions, 64 bytes apart; valid until the
 // lane's next but one meeting.
 const char* warp_meet(const void* give, size_t bytes);
+// The same; the last lane to come does `act` for the warp before any lane goes on.
+void warp_act(const void* give, size_t bytes, void (*act)(const char* contributions));
 inline int lane() { return static_cast<int>(self.thread.x % 32); }
 
 template <class T>
@@ -115,6 +134,7 @@ struct alignas(16) uint4 {
 };
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 using std::max;
 using std::min;
@@ -125,7 +145,13 @@ using cudaStream_t = struct EmulatedStream*;
 using cudaError_t = int;
 constexpr cudaError_t cudaSuccess = 0;
 constexpr cudaError_t cudaErrorMemoryAllocation = 2;
-enum cudaMemcpyKind { cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice, cudaMemcpyDefault };
+enum cudaMemcpyKind {
+  cudaMemcpyHostToHost,
+  cudaMemcpyHostToDevice,
+  cudaMemcpyDeviceToHost,
+  cudaMemcpyDeviceToDevice,
+  cudaMemcpyDefault
+};
 cudaError_t cudaMalloc(void** memory, size_t bytes);
 cudaError_t cudaFree(void* memory);
 inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind, cudaStream_t) {

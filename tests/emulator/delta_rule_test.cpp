@@ -182,6 +182,87 @@ TEST_F(CudaDeltaRule, NarrowTypes) {
   }
 }
 
+// Types of 16 bits and dimensions of at most 128: kernels of their own. All kinds of histories.
+Trial half_trial(Random& random, int number) {
+  Trial trial = small_trial(random, number);
+  const int64_t dims[] = {3, 16, 40, 65, 100, 128};
+  trial.shape.key_dim = dims[random.below(6)];
+  trial.shape.value_dim = dims[random.below(6)];
+  if (trial.shape.heads > 2) trial.shape.heads = trial.shape.groups = 2;
+  trial.in.dtype = number % 4 == 3 ? LLA_F16 : LLA_BF16;
+  return trial;
+}
+
+void expect_half_trial(const Trial& trial, uint64_t seed, double forward, double backward, const std::string& where) {
+  Step own(seed, trial.shape, trial.parts, trial.node_dtype, trial.tail_dtype);
+  Step other(seed, trial.shape, trial.parts, trial.node_dtype, trial.tail_dtype);
+  Random random(seed + 1);
+  Tensors t = unit_tensors(random, trial.shape, own.rows, trial.in);
+  const Tensors wide = with_double_outputs(t);
+  const Result result = run_both(true, own, t);
+  expect_match(result, run_both(false, other, wide), true, forward, backward, where);
+}
+
+TEST_F(CudaDeltaRule, Halves) {
+  Random random(17);
+  for (int number = 0; number < 12; ++number) {
+    const Trial trial = half_trial(random, number);
+    expect_half_trial(trial, 1100 + static_cast<uint64_t>(number), 6e-3, 2e-2, describe(trial, number));
+  }
+}
+
+// Many chunks, so that the tree has several levels, and calls that begin anywhere.
+TEST_F(CudaDeltaRule, HalvesOfManyChunks) {
+  Random random(18);
+  int number = 0;
+  for (const int64_t levels : {12, 0, 7}) {
+    for (const int64_t position : {0, 21, 48}) {
+      Trial trial;
+      trial.shape = shape_of(1, 1, 24, 40, 16, levels, levels == 7);
+      trial.in.dtype = LLA_BF16;
+      trial.parts = {{0, position, 16 * 11 + 5, true}};
+      trial.in.gate = number % 2 == 0;
+      if (number % 3 == 2) trial.in.hard = 0.1;
+      expect_half_trial(trial, 1200 + static_cast<uint64_t>(number), 6e-3, 2e-2, describe(trial, number));
+      ++number;
+    }
+  }
+}
+
+// Training without states: backward on halves.
+TEST_F(CudaDeltaRule, HalvesWithoutStates) {
+  int number = 0;
+  for (const int64_t levels : {12, 0, 7}) {
+    for (const int64_t position : {0, 37}) {
+      const MixerShape shape = shape_of(2, number % 2 + 1, number % 2 ? 100 : 24, 40, 16, levels, levels == 7);
+      Inputs in;
+      in.dtype = number == 3 ? LLA_F16 : LLA_BF16;
+      in.gate = number % 3 != 0;
+      in.hard = number % 3 == 2 ? 0.1 : 0;
+      Random random(1300 + static_cast<uint64_t>(number));
+      const int64_t rows = 16 * 7 + 5;
+      const Tensors t = unit_tensors(random, shape, rows, in);
+      Sequence sequence;
+      sequence.rows = rows;
+      sequence.position = position;
+      const std::vector<Sequence> sequences = {sequence};
+      const Device kernels;
+      Result results[2];
+      for (const bool device : {true, false}) {
+        Result& result = results[device ? 0 : 1];
+        result.t = device ? t : with_double_outputs(t);
+        const Limits limits = limits_of(sequences, rows);
+        const MixerForward f = forward_problem(shape, result.t, sequences);
+        run_any(device ? *kernels.forward : *find_kernel(reference_backend(), Op::MixerForward, &f), f, limits);
+        const MixerBackward b = backward_problem(shape, result.t, sequences);
+        run_any(device ? *kernels.backward : *find_kernel(reference_backend(), Op::MixerBackward, &b), b, limits);
+      }
+      expect_match(results[0], results[1], false, 6e-3, 8e-3, "number " + std::to_string(number));
+      ++number;
+    }
+  }
+}
+
 // The reference rounds nodes at every fold, the kernels only when they are stored.
 TEST_F(CudaDeltaRule, NarrowNodes) {
   Random random(9);
@@ -313,11 +394,12 @@ TEST_F(CudaDeltaRule, StoresNothingIfTold) {
 // A sequence's numbers are the same bits whatever stands beside it and however large the limits are.
 TEST_F(CudaDeltaRule, BitsDoNotDependOnBatch) {
   Random random(15);
-  for (int number = 0; number < 6; ++number) {
+  for (int number = 0; number < 8; ++number) {
     Trial trial = small_trial(random, number);
     const uint64_t seed = 700 + static_cast<uint64_t>(number);
     Step a(seed, trial.shape, trial.parts, LLA_F32, LLA_F32), b(seed, trial.shape, trial.parts, LLA_F32, LLA_F32);
     Random numbers(seed);
+    if (number >= 4) trial.in.dtype = LLA_BF16;
     const Tensors t = unit_tensors(numbers, trial.shape, a.rows, trial.in);
     const Result plain = run_both(true, a, t);
     const size_t kept = static_cast<size_t>(random.below(static_cast<int64_t>(trial.parts.size())));

@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The layer under the Hopper kernels, on a device: bulk tensor loads -> wgmma (every width, both majors, A from shared memory
 // and from registers) -> bulk tensor stores, in a warp-specialised block. Operands are multiples of 1/16 so small that float64
-// and fp32 sums are both exact: every element must be equal. What is outside the result must stay untouched.
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
+// and fp32 sums are both exact: every element must be equal. What is outside the result must stay untouched. The emulator runs
+// the same cases (tests/emulator/hopper_test.cpp).
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -19,6 +17,7 @@
 #include "cuda/hopper/swizzle.h"
 #include "cuda/hopper/tma.h"
 #include "cuda/hopper/wgmma.h"
+#include "plugin/numeric.h"
 
 namespace lla::cuda::hopper {
 namespace {
@@ -183,15 +182,8 @@ double value_of(int row, int column, unsigned seed) {
 }
 
 uint16_t round_to(Half type, double x) {
-  uint16_t bits;
-  if (type == Half::kBf16) {
-    const __nv_bfloat16 y = __float2bfloat16_rn(static_cast<float>(x));
-    std::memcpy(&bits, &y, 2);
-  } else {
-    const __half y = __float2half_rn(static_cast<float>(x));
-    std::memcpy(&bits, &y, 2);
-  }
-  return bits;
+  const auto y = static_cast<float>(x);
+  return type == Half::kBf16 ? float_to_bf16(y) : float_to_f16(y);
 }
 
 bool works(cudaError_t error, const char* what) {
@@ -199,12 +191,19 @@ bool works(cudaError_t error, const char* what) {
   return error == cudaSuccess;
 }
 
+bool copy(void* to, const void* from, size_t bytes) {
+  return works(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, nullptr), "copy") &&
+         works(cudaStreamSynchronize(nullptr), "copy");
+}
+
 struct DeviceBytes {
   char* data = nullptr;
   size_t size;
   DeviceBytes(size_t bytes, int fill) : size(bytes) {
-    works(cudaMalloc(&data, bytes), "cudaMalloc");
-    works(cudaMemset(data, fill, bytes), "cudaMemset");
+    void* memory = nullptr;
+    works(cudaMalloc(&memory, bytes), "cudaMalloc");
+    data = static_cast<char*>(memory);
+    works(cudaMemsetAsync(data, fill, bytes, nullptr), "cudaMemset");
   }
   ~DeviceBytes() { cudaFree(data); }
 };
@@ -227,8 +226,8 @@ bool run() {
   DeviceBytes da(a.size() * 2, 0), db(b.size() * 2, 0);
   const size_t wide_plane = size_t{kRows} * n, narrow_plane = size_t{kRows} * n;  // planes of the 2-byte result are not clipped
   DeviceBytes dw(wide_plane * 2 * 4, 0xff), dn(narrow_plane * 4 * 2, 0xff);
-  works(cudaMemcpy(da.data, a.data(), da.size, cudaMemcpyHostToDevice), "copy");
-  works(cudaMemcpy(db.data, b.data(), db.size, cudaMemcpyHostToDevice), "copy");
+  copy(da.data, a.data(), da.size);
+  copy(db.data, b.data(), db.size);
 
   CUtensorMap maps[4];
   int32_t status[4];
@@ -251,15 +250,13 @@ bool run() {
   for (int32_t s : status)
     if (s != LLA_OK) return std::printf("a tensor map could not be made: %d\n", s), false;
 
-  void (*const kernel)(const CUtensorMap, const CUtensorMap, const CUtensorMap, const CUtensorMap) = product<C>;
-  const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, C::kSharedBytes);
-  if (!works(allowed, "shared memory")) return false;
-  kernel<<<1, kThreads, C::kSharedBytes>>>(maps[0], maps[1], maps[2], maps[3]);
-  if (!works(cudaGetLastError(), "launch") || !works(cudaDeviceSynchronize(), "kernel")) return false;
+  const int32_t launched = launch(product<C>, 1, kThreads, C::kSharedBytes, nullptr, maps[0], maps[1], maps[2], maps[3]);
+  if (launched != LLA_OK) return std::printf("launch: %s\n", last_error_text), false;
+  if (!works(cudaStreamSynchronize(nullptr), "kernel")) return false;
   std::vector<float> wide(dw.size / 4);
   std::vector<uint16_t> narrow(dn.size / 2);
-  works(cudaMemcpy(wide.data(), dw.data, dw.size, cudaMemcpyDeviceToHost), "copy");
-  works(cudaMemcpy(narrow.data(), dn.data, dn.size, cudaMemcpyDeviceToHost), "copy");
+  copy(wide.data(), dw.data, dw.size);
+  copy(narrow.data(), dn.data, dn.size);
 
   std::vector<float> expected_wide(wide.size());
   std::vector<uint16_t> expected_narrow(narrow.size(), 0xffff);
@@ -313,6 +310,7 @@ int failures_f16() {
 }  // namespace
 }  // namespace lla::cuda::hopper
 
+#if !defined(LLA_CUDA_EMULATED)
 int main() {
   using namespace lla::cuda::hopper;
   cudaDeviceProp properties;
@@ -328,3 +326,4 @@ int main() {
   std::printf("%d of 40 cases failed\n", bad);
   return bad != 0;
 }
+#endif

@@ -33,12 +33,12 @@ constexpr bool registers_suffice(const int (&registers)[kGroups]) {
 template <int kCount>
 __device__ __forceinline__ void keep_registers() {
   static_assert(is_register_count(kCount), "24 ... 256, a multiple of 8");
-  LLA_ON_HOPPER(asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount)));
+  LLA_HOPPER(, asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount)));
 }
 template <int kCount>
 __device__ __forceinline__ void take_registers() {
   static_assert(is_register_count(kCount), "24 ... 256, a multiple of 8");
-  LLA_ON_HOPPER(asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount)));
+  LLA_HOPPER(, asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount)));
 }
 
 }  // namespace lla::cuda::hopper

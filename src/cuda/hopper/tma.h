@@ -3,14 +3,16 @@
 // on a barrier, stores in groups.
 #pragma once
 
-#include <cuda.h>
-
-#include <cuda/ptx>
-
 #include "cuda/common/platform.h"
 #include "cuda/hopper/mbarrier.h"
 #include "cuda/hopper/swizzle.h"
 #include "cuda/hopper/target.h"
+
+#if !defined(LLA_CUDA_EMULATED)
+#include <cuda.h>
+
+#include <cuda/ptx>
+#endif
 
 namespace lla::cuda::hopper {
 
@@ -45,6 +47,19 @@ bool can_map(const TensorView<kRank>& view) {
   return true;
 }
 
+#if defined(LLA_CUDA_EMULATED)
+template <int kRank>
+int32_t make_map(const TensorView<kRank>& view, CUtensorMap* map) {
+  if (!can_map(view)) return LLA_INTERNAL;
+  *map = {static_cast<char*>(view.data), {1, 1, 1, 1}, {bytes_of(view.type), 0, 0, 0}, {1, 1, 1, 1}, kRank};
+  for (int axis = 0; axis < kRank; ++axis) {
+    map->extents[axis] = view.extents[axis];
+    map->box[axis] = view.box[axis];
+    if (axis > 0) map->strides[axis] = view.strides[axis - 1];
+  }
+  return LLA_OK;
+}
+#else
 // The encoder belongs to the driver. It is looked up at run time, so that nothing links with libcuda, which machines without a
 // device do not have. Null: the driver has none.
 using Encoder = decltype(&cuTensorMapEncodeTiled);
@@ -83,40 +98,43 @@ int32_t make_map(const TensorView<kRank>& view, CUtensorMap* map) {
                                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? LLA_OK : LLA_DEVICE_ERROR;
 }
+#endif
 
 // Brings the map itself near, ahead of its first use. By one thread, as everything below.
 __device__ __forceinline__ void prefetch_map(const CUtensorMap* map) {
-  LLA_ON_HOPPER(asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"));
+  LLA_HOPPER((void)map, asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"));
 }
 
 // Loads the box whose first element is `at` (axis 0 first) to `to`, a multiple of 1024 bytes. Its bytes arrive on `barrier`.
 template <int kRank>
 __device__ __forceinline__ void load_box(void* to, const CUtensorMap* map, const int32_t (&at)[kRank], Barrier* barrier) {
   static_assert(kRank >= 2 && kRank <= 4, "2, 3 or 4 axes");
-  LLA_ON_HOPPER(ptx::cp_async_bulk_tensor(ptx::space_cluster, ptx::space_global, to, map, at, barrier));
+  LLA_HOPPER(emulator::load_box(to, map, at, kRank, barrier),
+             ptx::cp_async_bulk_tensor(ptx::space_cluster, ptx::space_global, to, map, at, barrier));
 }
 
 // Stores the box. Before: the writers of `from` have called fence_shared_writes(), and met this thread at a barrier.
 template <int kRank>
 __device__ __forceinline__ void store_box(const CUtensorMap* map, const int32_t (&at)[kRank], const void* from) {
   static_assert(kRank >= 2 && kRank <= 4, "2, 3 or 4 axes");
-  LLA_ON_HOPPER(ptx::cp_async_bulk_tensor(ptx::space_global, ptx::space_shared, map, at, from));
+  LLA_HOPPER(emulator::store_box(map, at, kRank, from),
+             ptx::cp_async_bulk_tensor(ptx::space_global, ptx::space_shared, map, at, from));
 }
 
 // Closes a group of this thread's stores.
-__device__ __forceinline__ void commit_stores() { LLA_ON_HOPPER(ptx::cp_async_bulk_commit_group()); }
+__device__ __forceinline__ void commit_stores() { LLA_HOPPER(emulator::commit_stores(), ptx::cp_async_bulk_commit_group()); }
 
 // Waits until at most kGroups of this thread's latest groups have not been read from shared memory, which may then be
 // overwritten. A thread must have waited for 0 before its block may end and its shared memory go to another.
 template <int kGroups>
 __device__ __forceinline__ void wait_stores_read() {
-  LLA_ON_HOPPER(ptx::cp_async_bulk_wait_group_read(ptx::n32_t<kGroups>{}));
+  LLA_HOPPER(emulator::wait_stores(kGroups), ptx::cp_async_bulk_wait_group_read(ptx::n32_t<kGroups>{}));
 }
 
 // The same until they are written to global memory, visible to this thread.
 template <int kGroups>
 __device__ __forceinline__ void wait_stores() {
-  LLA_ON_HOPPER(ptx::cp_async_bulk_wait_group(ptx::n32_t<kGroups>{}));
+  LLA_HOPPER(emulator::wait_stores(kGroups), ptx::cp_async_bulk_wait_group(ptx::n32_t<kGroups>{}));
 }
 
 }  // namespace lla::cuda::hopper

@@ -13,6 +13,10 @@
 
 namespace lla::cuda::hopper {
 
+#if defined(LLA_CUDA_EMULATED)
+template <class Registers>
+void pin(Registers&) {}
+#else
 template <int kCount>
 __device__ __forceinline__ void pin(float (&values)[kCount]) {
 #pragma unroll
@@ -23,24 +27,25 @@ __device__ __forceinline__ void pin(uint32_t (&values)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(values[i])::"memory");
 }
+#endif
 
 // Before the first product of a series, and after registers were changed between two: those changes come first. Not needed
 // between products that add to the same sums.
 template <class... Registers>
 __device__ __forceinline__ void fence_products(Registers&... registers) {
   (pin(registers), ...);
-  LLA_ON_HOPPER(asm volatile("wgmma.fence.sync.aligned;" ::: "memory"));
+  LLA_HOPPER(, asm volatile("wgmma.fence.sync.aligned;" ::: "memory"));
 }
 
 // Closes a group of products.
 __device__ __forceinline__ void commit_products() {
-  LLA_ON_HOPPER(asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"));
+  LLA_HOPPER(emulator::commit_products(), asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"));
 }
 
 // Waits until at most kGroups of the latest groups are running. `registers`: the sums and the A of those that have ended.
 template <int kGroups, class... Registers>
 __device__ __forceinline__ void wait_products(Registers&... registers) {
-  LLA_ON_HOPPER(asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory"));
+  LLA_HOPPER(emulator::wait_products(kGroups), asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory"));
   (pin(registers), ...);
 }
 
@@ -91,7 +96,10 @@ __device__ __forceinline__ void wait_products(Registers&... registers) {
 template <Half kType, Major kA, Major kB, int kCount>
 __device__ __forceinline__ void multiply(float (&sum)[kCount], uint64_t a, uint64_t b, bool accumulate) {
   static_assert(kCount == 16 || kCount == 32 || kCount == 64 || kCount == 128, "N is 32, 64, 128 or 256");
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(LLA_CUDA_EMULATED)
+  emulator::multiply({2 * kCount, kType == Half::kBf16, kA == Major::kOuter, kB == Major::kOuter, false}, sum, nullptr, a, b,
+                     accumulate);
+#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr int kMajorA = static_cast<int>(kA), kMajorB = static_cast<int>(kB);
   const int add = accumulate;
   if constexpr (kCount == 16) {
@@ -112,7 +120,9 @@ __device__ __forceinline__ void multiply(float (&sum)[kCount], uint64_t a, uint6
 template <Half kType, Major kB, int kCount>
 __device__ __forceinline__ void multiply(float (&sum)[kCount], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
   static_assert(kCount == 16 || kCount == 32 || kCount == 64 || kCount == 128, "N is 32, 64, 128 or 256");
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#if defined(LLA_CUDA_EMULATED)
+  emulator::multiply({2 * kCount, kType == Half::kBf16, false, kB == Major::kOuter, true}, sum, a, 0, b, accumulate);
+#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
   constexpr int kMajorB = static_cast<int>(kB);
   const int add = accumulate;
   if constexpr (kCount == 16) {
