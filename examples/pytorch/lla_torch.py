@@ -302,16 +302,17 @@ def _sizes(name, *arguments):
 
 class Batch:
     """The rows of a call, planned: `offsets` = the first row of each sequence and the number of rows. With a state, sequence b
-    belongs to slot b. Host and device memory are kept here."""
+    belongs to slot b, or to slots[b]. replay: launches serve later plans, see lla_batch_limits. Host and device memory are kept
+    here."""
 
-    def __init__(self, context, offsets, stream=None, state=None, max_length=0):
+    def __init__(self, context, offsets, stream=None, state=None, max_length=0, slots=None, replay=False):
         counts = [b - a for a, b in zip(offsets, offsets[1:])]
         if any(count < 0 for count in counts):
             raise ValueError("offsets must rise")
         longest = max(counts, default=0)
         self.context, self.handle, self.offsets = context, _p(), (_i64 * len(offsets))(*offsets)
         self.limits = BatchLimits(max_sequences=len(counts), max_rows=offsets[-1], max_rows_per_sequence=longest,
-                                  max_length=max_length if state else longest)
+                                  max_length=max_length if state else longest, replay=int(replay))
         size, alignment = _sizes("lla_batch_size", context.handle, ctypes.byref(self.limits))
         self._host = HostMemory(size, alignment)
         call("lla_batch_init", context.handle, ctypes.byref(self.limits), self._host.pointer, self._host.size,
@@ -325,6 +326,9 @@ class Batch:
             self.rows.rows_per_sequence = longest  # uniform: tensors [B, T, ...] are accepted
         else:
             self.rows.offsets = Index(data=ctypes.addressof(self.offsets), dtype=I64)
+        if slots is not None:
+            self.slots = (_i64 * len(counts))(*slots)
+            self.rows.slot_in = Index(data=ctypes.addressof(self.slots), dtype=I64)
         self.plan(state, stream)
 
     def plan(self, state=None, stream=None):

@@ -52,6 +52,8 @@ COMPILE_JOBS = {
             ("B", 0, 0.3, "delta-linear")],
     "hatt": [("A", 0, 0.6, "scalar-log"), ("B", 0, 0.4, "delta-log")],
 }
+# Decoding: mixer -> (name of the peer's step, name of its row in the tool); both keep one fp32 state.
+STEPS = {"scalar": ("mamba_ssm step", "ssu"), "delta": ("FLA step", "gdn_step")}
 CHUNK = 64
 L2_BYTES = 160 << 20
 
@@ -250,6 +252,98 @@ class Bench:
                      workspace_mib=workspace.size / 2 ** 20, saved_mib=(saved.size / 2 ** 20 if saved else 0.0),
                      kernels=layer.kernels() + (layer.kernels(True) if op != "forward" else []))
 
+    # -- decoding ------------------------------------------------------------------------------------------------------
+
+    def replayed(self, calls):
+        """Median time of one of the calls, which are captured together in a graph."""
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            prepared = [call(stream.cuda_stream) for call in calls]
+            for step in prepared:
+                step()
+        self.wait()
+        with torch.cuda.graph(graph, stream=stream):
+            for step in prepared:
+                step()
+        times = []
+        for _ in range(25):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            self.wait()
+            times.append(begin.elapsed_time(end) / len(calls))
+        return statistics.median(times[5:])
+
+    def time_step(self, mixer, B, low, high, dtype, linear=False):
+        """One row for each of B sequences, at positions that are uniform in [low, high)."""
+        shape, length = SHAPES[mixer], high
+        H, G, K, V = (shape[n] for n in "HGKV")
+        row = dict(kind="step", who="lla", case=f"{mixer}-{'linear' if linear else 'log'}", B=B, T=length, positions=[low, high],
+                   nodes="bf16" if dtype == lla.BF16 else "fp32", **shape)
+        try:
+            levels = 0 if linear else lla.levels_needed(length)
+            layer = lla.mixer_layer(self.context, RULES[mixer], (G, K), (H, V), levels, mixer == "delta")
+            state = lla.State([layer], slots=B, max_length=length, node_dtype=dtype, tail_dtype=lla.BF16)
+            generator = torch.Generator().manual_seed(7)
+            positions = torch.randint(low, high, (B,), generator=generator).tolist()
+            given = self.inputs(mixer, linear, 1, max(positions + [1]), H, G, K, V)
+            given = [(role, t.flatten(0, 1)) for role, t in given]
+            y = torch.empty_like(given[2][1])
+            stream = lla.stream_of(self.device)
+            for slot, count in enumerate(positions):
+                if not count:
+                    continue
+                batch = lla.Batch(self.context, (0, count), stream, state, length, slots=[slot])
+                io = [lla.bind(role, lla.view_of(t[:count])) for role, t in given] + [lla.bind(lla.Y, lla.view_of(y[:count]))]
+                layer.forward(batch, io, workspace=lla.workspace_of(self.device, *layer.workspace(batch.limits)), state=state,
+                              stream=stream)
+                state.commit(batch, stream)
+            self.wait()
+            del given, y
+            new = [(role, t.flatten(0, 1)) for role, t in self.inputs(mixer, linear, B, 1, H, G, K, V)]
+            if not linear:  # as many columns as the state's length wants
+                lam = torch.nn.functional.softplus(torch.randn(B, H, levels, device=self.device))
+                new[-1] = (lla.LAMBDA, lam)
+            out = torch.empty_like(new[2][1])
+            batch = lla.Batch(self.context, tuple(range(B + 1)), stream, state, length, replay=True)
+            workspace = lla.workspace_of(self.device, *layer.workspace(batch.limits))
+            io = [lla.bind(role, lla.view_of(t)) for role, t in new] + [lla.bind(lla.Y, lla.view_of(out))]
+            self.wait()
+            call = lambda s: layer.prepare_forward(batch, io, workspace=workspace, state=state, stream=s)  # noqa: E731
+            ms = self.replayed([call] * 10)
+            nodes = sum(bin(n // CHUNK).count("1") if not linear else 1 for n in positions)
+            moved = H * (nodes * K * V * (2 if dtype == lla.BF16 else 4) + sum(n % CHUNK for n in positions) * V * 2)
+            moved += G * sum(n % CHUNK for n in positions) * K * 2
+            self.add(**row, op="step", ms=ms, moved_mib=moved / 2 ** 20,
+                     of_copy=moved / ms * 1e3 / self.rates["copy_bytes"] if self.rates else None)
+        except (lla.LlaError, RuntimeError) as error:
+            self.add(**row, op="step", error=str(error)[:300])
+        lla._batches.clear()
+        self.release()
+
+    def steps(self):
+        for mixer in SHAPES:
+            high = 131072
+            self.time_step(mixer, 64, high // 2, high - 1, lla.BF16)
+            self.time_step(mixer, 64, high // 2, high - 1, lla.F32)
+            self.time_step(mixer, 64, high // 2, high - 1, lla.F32, linear=True)
+            for B in (1, 8, 256) if not self.options.quick else (1,):
+                self.time_step(mixer, B, high // 2, high - 1, lla.BF16)
+            for B in (1, 64):  # the row after which every level is merged
+                self.time_step(mixer, B, high - 1, high, lla.BF16)
+            name, case = STEPS[mixer]
+            for B in (1, 64) if self.tool is not None else ():
+                row = dict(kind="step", who=name, case=f"{mixer}-linear", B=B, nodes="fp32", **SHAPES[mixer])
+                try:
+                    calls, moved, _ = self.tool.decode_fns(dict(case=case, B=B, state="fp32", **SHAPES[mixer]))
+                    ms = self.tool.graph_ms(calls)
+                    self.add(**row, op="step", ms=ms, moved_mib=moved / 2 ** 20,
+                             of_copy=moved / ms * 1e3 / self.rates["copy_bytes"] if self.rates else None)
+                except Exception as error:  # noqa: BLE001
+                    self.add(**row, op="step", error=f"{type(error).__name__}: {str(error)[:200]}")
+                self.release()
+
     # -- peers ---------------------------------------------------------------------------------------------------------
 
     def start_compilers(self):
@@ -418,6 +512,8 @@ class Bench:
             self.time_lla(case, B, T)
             lla._batches.clear()
             self.time_peer(case, B, T, reserve=3 * (len(todo) - i - 1))
+        if "steps" in options.only and self.left() > 20:
+            self.steps()
         if "accuracy" in options.only and self.tool is not None and self.left() > 25:
             for mixer in mixers:
                 self.accuracy(mixer, True)
@@ -467,7 +563,7 @@ def numbers(text):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help=f"of {','.join([*CASES, 'ceilings', 'accuracy'])}; default: all")
+    parser.add_argument("--only", default="", help=f"of {','.join([*CASES, 'ceilings', 'steps', 'accuracy'])}; default: all")
     parser.add_argument("--lengths", type=numbers, default=None, help="T of the full calls")
     parser.add_argument("--single", type=numbers, default=None, help="T of the calls with batch 1; default 2048,16384")
     parser.add_argument("--tokens", type=int, default=131072, help="tokens of a full call")
@@ -487,8 +583,8 @@ def main():
     parser.add_argument("--compile-workers", type=int, default=0, help="processes that fill Triton's cache first")
     parser.add_argument("--compile-limit", type=float, default=130, help="seconds for them")
     options = parser.parse_args()
-    options.only = options.only.split(",") if options.only else [*CASES, "ceilings", "accuracy"]
-    unknown = [name for name in options.only if name not in [*CASES, "ceilings", "accuracy"]]
+    options.only = options.only.split(",") if options.only else [*CASES, "ceilings", "steps", "accuracy"]
+    unknown = [name for name in options.only if name not in [*CASES, "ceilings", "steps", "accuracy"]]
     if unknown:
         parser.error(f"unknown: {unknown}")
     options.timed = [case for case in CASES if case in options.only]

@@ -177,12 +177,26 @@ struct Inputs {
 int32_t launch_nodes(const Inputs& in, bool exact, void* stream);
 int32_t load_nodes_kernels();
 
+// Outputs and states of the sequences that takes_step() names; by launch_steps() their nodes at borders.
+int32_t launch_steps(const Inputs& in, const View& y, void* stream);
+int32_t load_steps();
+int32_t launch_folds(const Inputs& in, void* stream);
+int32_t load_folds();
+
 int32_t launch_forward(const void* problem, const Limits& limits, char* scratch, void* stream);
 void measure_forward(const void* problem, const Limits& limits, Need* need);
 int32_t load_forward();
 int32_t launch_backward(const void* problem, const Limits& limits, char* scratch, void* stream);
 void measure_backward(const void* problem, const Limits& limits, Need* need);
 int32_t load_backward();
+
+// Whether a sequence appends few rows to one chunk. Its own rows alone decide, so that its bits do not depend on the batch.
+constexpr int kStepRows = 4;
+LLA_HOST_DEVICE inline bool takes_step(const Geometry& geometry, const Sequence& sequence) {
+  const int shift = geometry.chunk.rows_log;
+  return geometry.chunk.ratio_log == 0 && !sequence.padding && sequence.rows > 0 && sequence.rows <= kStepRows &&
+         sequence.position >> shift == (sequence.position + sequence.rows - 1) >> shift;
+}
 
 LLA_HOST_DEVICE inline int64_t tiles_of(int64_t size) { return (size + kTile - 1) / kTile; }
 

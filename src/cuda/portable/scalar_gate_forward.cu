@@ -68,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, kExact ? 2 : 3)
     const Walk walk(in, b);
     const Sequence& sequence = walk.sequence;
     const int64_t order = number - geometry.places.first(in.batch, b), chunk = walk.range.first + order;
-    if (order >= walk.range.count) continue;
+    if (order >= walk.range.count || takes_step(geometry, sequence)) continue;
     const ChunkSpan span(sequence, geometry.chunk, chunk);
     if (span.lo >= span.hi) continue;
     const uint64_t past = past_of(geometry, walk.range.first, chunk);
@@ -170,6 +170,7 @@ __global__ void __launch_bounds__(kWalkThreads)
     const int64_t head = task % heads, index = task / heads % (levels + 1), item = task / heads / (levels + 1) % most;
     const Walk walk(in, task / heads / (levels + 1) / most);
     if (walk.sequence.padding || item >= walk.sequence.nodes_to_store_count) continue;
+    if (takes_step(geometry, walk.sequence)) continue;
     const NodesToStore& plan = walk.sequence.nodes_to_store[item];
     const int state_level = index == levels ? kAbsorbed : static_cast<int>(index);
     const int32_t id = plan.node[state_level];
@@ -215,7 +216,7 @@ __global__ void __launch_bounds__(kWalkThreads)
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const int64_t lane = task % lanes, split = task / lanes % splits, item = task / lanes / splits % most;
     const Sequence& sequence = in.batch.sequences[task / lanes / splits / most];
-    if (sequence.padding || item >= sequence.tail_to_store_count) continue;
+    if (sequence.padding || item >= sequence.tail_to_store_count || takes_step(in.geometry, sequence)) continue;
     const RowsToStore& plan = sequence.tail_to_store[item];
     const SlotImage& history = sequence.history;
     const bool keys = lane < in.shape.groups;
@@ -271,6 +272,10 @@ int32_t launch_forward(const void* problem, const Limits&, char* scratch, void* 
   const int64_t heads = p.shape.heads;
   const bool exact = in.exact();
   if (!exact && !p.state.nodes.base) in.geometry.scratch_dtype = LLA_BF16;
+  if (in.geometry.chunk.ratio_log == 0) {
+    const int32_t status = launch_steps(in, p.y, stream);
+    if (status != LLA_OK || batch.most_rows <= 1) return status;  // all sequences take steps
+  }
   int32_t status = launch_nodes(in, exact, stream);
   const int64_t tasks = in.geometry.places.tasks(batch) * tiles_of(p.shape.value_dim) * heads;
   if (status == LLA_OK)
@@ -293,6 +298,7 @@ int32_t launch_forward(const void* problem, const Limits&, char* scratch, void* 
 
 int32_t load_forward() {
   int32_t status = load_nodes_kernels();
+  if (status == LLA_OK) status = load_steps();
   if (status == LLA_OK) status = load_kernel(outputs<true>);
   if (status == LLA_OK) status = load_kernel(outputs<false>);
   if (status == LLA_OK) status = load_kernel(store_nodes);

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "cuda/common/chunk.h"
+#include "cuda/common/async_copy.h"
 #include "cuda/common/matrix.h"
 
 namespace lla::cuda::scalar_gate {
@@ -49,22 +50,9 @@ __device__ __forceinline__ void write_pair(Tile<kExact>& tile, int row, int colu
   }
 }
 
-// 16 bytes to shared memory; there after arrive().
-__device__ __forceinline__ void copy16(void* to, const void* from) {
-#if defined(LLA_CUDA_EMULATED)
-  *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
-#else
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
-               "l"(from)
-               : "memory");
-#endif
-}
-
 // A barrier of the block after which the tiles that were being filled are there.
 __device__ __forceinline__ void arrive() {
-#if !defined(LLA_CUDA_EMULATED)
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#endif
+  wait_all_copies();
   __syncthreads();
 }
 
@@ -96,7 +84,7 @@ __device__ __forceinline__ void fill_tile(Tile<kExact>& tile, int64_t column, in
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (data[i])
-          copy16(to + 16 * i * kStride, data[i]);
+          copy_async16(to + 16 * i * kStride, data[i]);
         else
           *reinterpret_cast<uint4*>(to + 16 * i * kStride) = uint4{0, 0, 0, 0};
       }
