@@ -77,7 +77,7 @@ __device__ __forceinline__ void add_readers(const Backward& a, const Walk& walk,
     const uint64_t past = past_of(in.geometry, walk.range.first, u);
     const int entry = __popcll(past & ((uint64_t{1} << level) - 1));
     const float* weights = a.weight_rows(first_place + u - walk.range.first, head, entry);
-    if (threadIdx.x < 16) copy16(shared.weight[side] + 4 * threadIdx.x, weights + 4 * threadIdx.x);
+    if (threadIdx.x < 16) copy_async16(shared.weight[side] + 4 * threadIdx.x, weights + 4 * threadIdx.x);
     fill_tile<kExact>(shared.dy[side], v0, in.shape.value_dim, call_rows(in, walk.sequence, span, a.dy, head));
     const ChunkRows queries = call_rows(in, walk.sequence, span, in.q, in.shape.group_of(head));
     fill_tile<kExact>(shared.query[side][0], k0, in.shape.key_dim, queries);

@@ -5,8 +5,8 @@
 
 #include <type_traits>
 
-#include "cuda/common/chunk.h"
 #include "cuda/common/async_copy.h"
+#include "cuda/common/chunk.h"
 #include "cuda/common/matrix.h"
 
 namespace lla::cuda::scalar_gate {
