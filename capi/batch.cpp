@@ -91,4 +91,11 @@ void lla_batch_discard(lla_batch* batch) {
   if (batch && is_batch(batch)) discard_batch(unwrap(batch));
 }
 
-uint32_t lla_batch_faults(const lla_batch*) { return 0; }
+lla_status lla_batch_collect(lla_batch* batch, void* stream, lla_error* error) {
+  LLA_REQUIRE(batch);
+  LLA_TRY(check_batch_handle(batch, __func__, "batch", error));
+  LLA_ON_DEVICE(unwrap(batch)->context, stream);
+  return collect_batch(unwrap(batch), stream, error);
+}
+
+uint32_t lla_batch_faults(const lla_batch* batch) { return batch && is_batch(batch) ? unwrap(batch)->faults : 0; }

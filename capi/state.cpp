@@ -152,8 +152,8 @@ lla_status lla_state_commit(lla_state* state, lla_batch* batch, lla_index accept
   LLA_REQUIRE(state);
   LLA_REQUIRE(batch);
   LLA_TRY(check_batch_handle(batch, __func__, "batch", error));
-  if (accepted.data) LLA_TRY(check_index(accepted, "accepted", error));
   LLA_ON_DEVICE(unwrap(state)->context, stream);
+  if (accepted.data) LLA_TRY(check_index(accepted, "accepted", unwrap(state)->context, error));
   return commit_batch(unwrap(state)->state, unwrap(batch), accepted, stream, error);
 }
 
@@ -161,16 +161,16 @@ lla_status lla_state_settle(lla_state* state, lla_batch* batch, lla_index accept
   LLA_REQUIRE(state);
   LLA_REQUIRE(batch);
   LLA_TRY(check_batch_handle(batch, __func__, "batch", error));
-  if (accepted.data) LLA_TRY(check_index(accepted, "accepted", error));
+  if (accepted.data) LLA_TRY(check_index(accepted, "accepted", nullptr, error));
   return settle_batch(unwrap(state)->state, unwrap(batch), accepted, released, error);
 }
 
 lla_status lla_state_reset(lla_state* state, lla_index slots, int64_t count, lla_index positions, void* stream,
                            lla_error* error) {
   LLA_REQUIRE(state);
-  if (slots.data) LLA_TRY(check_index(slots, "slots", error));
+  if (slots.data) LLA_TRY(check_index(slots, "slots", nullptr, error));
   if (slots.data && count < 0) return negative_count(error, __func__, "count", count);
-  if (positions.data) LLA_TRY(check_index(positions, "positions", error));
+  if (positions.data) LLA_TRY(check_index(positions, "positions", nullptr, error));
   LLA_ON_DEVICE(unwrap(state)->context, stream);
   return unwrap(state)->state->reset(slots, count, positions, error);
 }
@@ -181,8 +181,8 @@ lla_status lla_state_fork(lla_state* state, lla_index sources, lla_index targets
   LLA_TRY(check_array(sources.data, count, __func__, "sources.data", "count", error));
   LLA_TRY(check_array(targets.data, count, __func__, "targets.data", "count", error));
   if (count == 0) return LLA_OK;
-  LLA_TRY(check_index(sources, "sources", error));
-  LLA_TRY(check_index(targets, "targets", error));
+  LLA_TRY(check_index(sources, "sources", nullptr, error));
+  LLA_TRY(check_index(targets, "targets", nullptr, error));
   LLA_ON_DEVICE(unwrap(state)->context, stream);
   return unwrap(state)->state->fork(sources, targets, count, stream, error);
 }

@@ -4,7 +4,8 @@
  * @brief Batch: which rows of a call belong to which sequence and slot, planned once per step for all layers.
  *
  * A batch lives in memory of the caller (lla_batch_size(), lla_batch_init()), owns nothing outside it and needs no release;
- * but node blocks that it reserved come back only by lla_state_commit(), by planning it again, or by lla_batch_discard().
+ * but node blocks that it reserved come back only by lla_state_commit() (if that happens on a device, by lla_state_settle()), by
+ * planning it again, or by lla_batch_discard().
  * One batch belongs to one thread at a time; several batches of one state may be in flight if their slots are disjoint. A slot
  * may be planned by two batches, but the forward of one destroys the other's rows: only one of them may be committed.
  * lla_batch_init() over a planned batch loses its reservations; a batch must not be used after its state was released.
@@ -39,15 +40,42 @@ typedef struct lla_batch_limits {
   int32_t reserved;              /**< 0. */
 } lla_batch_limits;
 
+/** Fault: row offsets or counts are negative, not rising, or beyond a limit of the batch. */
+#define LLA_FAULT_ROWS 1u
+/** Fault: a slot is not one of the state's, or padding has a destination. */
+#define LLA_FAULT_SLOT 2u
+/** Fault: the slot does not stand at the expected position. */
+#define LLA_FAULT_POSITION 4u
+/** Fault: the rows would exceed the batch's or the state's max_length. */
+#define LLA_FAULT_LENGTH 8u
+/** Fault: a destination is named twice in the batch (all that name it are refused), or that of a fork or snapshot holds
+ *  something. */
+#define LLA_FAULT_DESTINATION 16u
+/** Fault: a snapshot lies beyond the rows of its sequence. */
+#define LLA_FAULT_SNAPSHOT 32u
+/** Fault: an accepted count is not 0 ... the rows, or a part of more than max_draft rows. */
+#define LLA_FAULT_ACCEPTED 64u
+/** Fault: a slot has changed between plan and commit. */
+#define LLA_FAULT_MOVED 128u
+/** Fault: the node blocks that were set aside do not suffice: a bug of lla. */
+#define LLA_FAULT_BLOCKS 256u
+
 /** Initialiser of @ref lla_batch_limits. */
 #define LLA_BATCH_LIMITS_INIT {sizeof(lla_batch_limits), 0, 0, 0, 0, 0, 0, 0}
 
 /**
- * @brief The rows of one step. Index arrays are read during lla_batch_plan() only.
+ * @brief The rows of one step. Index arrays are read during lla_batch_plan() only, those in device memory by work that it puts
+ *        on the stream.
  *
  * Sequence b has rows offsets[b] ... offsets[b] + counts[b] - 1 of the tensors' row axis. Without `offsets` the batch is
  * uniform: sequence b begins at b * rows_per_sequence. Without `counts` a sequence reaches to offsets[b + 1]
  * (rows_per_sequence). Rows in no sequence are slack: inputs are not read, outputs and gradients set to zero.
+ *
+ * On a device `offsets` (then total_rows must be given), `counts`, `slot_in`, `slot_out` and `expected_positions` may lie in
+ * memory of the device (LLA_DEVICE), each for itself. Then the device plans: the host checks what it can see, a bad value that
+ * only the device sees makes its sequence padding and sets bits of lla_batch_faults(), and the slots may be ones whose commits
+ * the host has not settled. Slots in device memory may be any: for threads and for what is settled such a batch names all slots
+ * of the state.
  */
 typedef struct lla_rows {
   size_t struct_size;               /**< sizeof(lla_rows). */
@@ -136,14 +164,28 @@ LLA_API lla_status lla_batch_bind_device(lla_batch *batch, void *memory, size_t 
  */
 LLA_API lla_status lla_batch_plan(lla_batch *batch, lla_state *state, const lla_rows *rows, void *stream, lla_error *error);
 /**
- * @brief Drops a plan that will not be committed and gives its reservations back. NULL and unplanned batches are ignored.
- *        Must not be called after the state of the plan was released. Since 0.1.
+ * @brief Drops a plan that will not be committed and gives its reservations back. NULL, unplanned and committed batches are
+ *        ignored. Must not be called after the state of the plan was released. Since 0.1.
  * @param batch  the batch.
  */
 LLA_API void lla_batch_discard(lla_batch *batch);
 /**
- * @brief Bits that say what went wrong in values that only the device could see; 0 = nothing. On the CPU always 0, since
- *        every value is checked before anything is written. Since 0.1.
+ * @brief Brings what the device found out about a batch to the host: faults, and once it is committed there also slots, rows and
+ *        accepted counts, which lla_state_settle() needs if the device planned. Waits for the stream, so it cannot be captured;
+ *        the batch's work must be before it on this stream or have finished (wait for an event and use another stream to leave
+ *        later steps alone). Does nothing for batches of which the host knows everything.
+ * @param batch   planned or committed.
+ * @param stream  stream of the device; NULL on the CPU.
+ * @param error   may be NULL.
+ * @return LLA_OK; LLA_NULL_POINTER, LLA_INVALID_ARGUMENT, LLA_BUSY (not planned), LLA_FORKED, LLA_DEVICE_ERROR. Since 0.1.
+ */
+LLA_API lla_status lla_batch_collect(lla_batch *batch, void *stream, lla_error *error);
+/**
+ * @brief Bits LLA_FAULT_... that say what was wrong in values that only the device could see, all sequences together; 0 =
+ *        nothing. The host knows them after lla_batch_collect() or lla_state_settle(), until the batch is planned again. A
+ *        sequence with a fault was padding: its outputs are zero and its slots as they were (LLA_FAULT_ACCEPTED and
+ *        LLA_FAULT_MOVED come from the commit: the outputs are there, the slots as they were). On the CPU always 0, since every
+ *        value is checked before anything is written. Since 0.1.
  * @param batch  the batch; NULL gives 0.
  * @return the bits.
  */

@@ -117,11 +117,18 @@ LLA_API void lla_state_release(lla_state *state);
 /**
  * @brief Makes the appended rows of a batch part of their sequences, for all layers at once: positions advance, new nodes
  *        are linked, snapshots come into being.
+ *
+ * If the device planned the batch, or `accepted` lies in memory of the device, the commit happens there, in the order of the
+ * stream. The host's record of the slots then stays behind until lla_state_settle(): meanwhile forward, commit and plans by the
+ * device go on (plans with an index array in device memory), while plans by the host and all other functions that change or read
+ * the slots give LLA_BUSY; lla_state_length() and lla_state_query() say what is settled. A bad count leaves the sequence's slots
+ * as they were and sets LLA_FAULT_ACCEPTED.
  * @param state     the state that the batch was planned with.
  * @param batch     planned; every layer's forward has run (or the rows are dropped by accepting 0). Spent afterwards: plan
  *                  it again before the next step.
  * @param accepted  [sequences] rows to keep of each sequence, 0 ... its count; not given = all. A part is possible up to
  *                  max_draft rows, of longer appends 0 or all. A snapshot beyond the accepted rows does not come into being.
+ *                  In memory of the device they are read by work on the stream.
  * @param stream    stream of the device; NULL on the CPU.
  * @param error     may be NULL; names the entry.
  * @return LLA_OK; LLA_NULL_POINTER, LLA_INVALID_ARGUMENT, LLA_STATE_INCOMPATIBLE, LLA_BUSY (not planned, spent already, or a
@@ -129,15 +136,18 @@ LLA_API void lla_state_release(lla_state *state);
  */
 LLA_API lla_status lla_state_commit(lla_state *state, lla_batch *batch, lla_index accepted, void *stream, lla_error *error);
 /**
- * @brief Lets the host's record of a commit with device counts catch up; may come steps later. On the CPU the record is
- *        always up to date and this only checks its arguments. A batch must not be planned again before it is settled: who
- *        settles k steps late takes turns with k + 1 batches.
+ * @brief Lets the host's record catch up with a commit that happened on the device; may come steps later, in the order of the
+ *        state's commits. Links what the device linked; node blocks that are not needed any more go back to the pool only here. Touches
+ *        nothing on the device. After any other commit the record is up to date and this only checks its arguments. A batch must
+ *        not be planned again before it is settled: who settles k steps late takes turns with k + 1 batches, and the pool needs
+ *        room for the blocks that k more steps set aside (lla_state_desc::node_blocks).
  * @param state     the state.
- * @param batch     the committed batch.
- * @param accepted  the counts, now on the host, or not given = all.
+ * @param batch     the committed batch. If the device planned it, lla_batch_collect() must have come before.
+ * @param accepted  the counts, on the host; the same as the device's. Not needed after lla_batch_collect(); of a commit without
+ *                  counts not given.
  * @param released  receives how many node blocks went back to the pool with this commit; may be NULL.
  * @param error     may be NULL.
- * @return as lla_state_commit(). Since 0.1.
+ * @return as lla_state_commit(); LLA_BUSY also if an earlier commit is not settled. Since 0.1.
  */
 LLA_API lla_status lla_state_settle(lla_state *state, lla_batch *batch, lla_index accepted, int64_t *released,
                                     lla_error *error);

@@ -126,6 +126,12 @@ class Binder {
   lla_status levels() const {
     const MixerShape& shape = layer_.shape;
     if (!layer_.stateful || shape.levels == 0 || shape.absorb) return LLA_OK;
+    if (batch_.on_device) {  // lengths are known there alone: the longest that the batch allows
+      const int64_t most = batch_.device_view.most_length, needed = levels_needed(most);
+      if (needed <= shape.levels && bit_length(most / shape.grain) <= kNodeLevels) return LLA_OK;
+      return fail(error_, LLA_LEVELS_EXCEEDED, "batch: its max_length %lld needs %lld levels, the layer has %lld", ll(most),
+                  ll(needed), ll(shape.levels));
+    }
     for (int64_t i = 0; i < batch_.view.count; ++i) {
       const Sequence& s = batch_.view.sequences[i];
       if (s.padding || s.rows == 0) continue;

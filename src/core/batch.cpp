@@ -19,6 +19,7 @@ long long ll(int64_t x) { return static_cast<long long>(x); }
 struct BatchLayout {
   int64_t nodes_capacity = 0, rows_capacity = 0;
   int64_t sequences = 0, records = 0, nodes = 0, rows = 0, slack = 0, snapshots = 0, translated = 0;
+  int64_t request = 0, answers = 0, counts = 0;
   Size bytes;
 
   BatchLayout(const Limits& limits, bool device) {
@@ -30,7 +31,11 @@ struct BatchLayout {
     rows = place(rows_count, sizeof(RowsToStore));
     slack = place(Size(limits.sequences) + 1, sizeof(RowRange));
     snapshots = place(limits.snapshots, sizeof(SnapshotRecord));
-    translated = place(device ? limits.sequences : 0, sizeof(Sequence));
+    const int64_t sent = device ? limits.sequences : 0;
+    translated = place(sent, sizeof(Sequence));
+    answers = place(sent, sizeof(PlannedSequence));
+    counts = place(sent, sizeof(int64_t));
+    request = place(device ? request_bytes(limits) : Size(0), 1);
     nodes_capacity = nodes_count.value();
     rows_capacity = rows_count.value();
   }
@@ -52,16 +57,19 @@ T* array_at(char* base, int64_t offset, int64_t count) {
 
 }  // namespace
 
-lla_status check_index(const lla_index& index, const char* name, lla_error* error) noexcept {
+lla_status check_index(const lla_index& index, const char* name, const Context* device, lla_error* error) noexcept {
   if (index.dtype != LLA_I32 && index.dtype != LLA_I64)
     return fail(error, LLA_DTYPE_MISMATCH, "%s: element type %d is neither LLA_I32 nor LLA_I64", name,
                 static_cast<int>(index.dtype));
-  if (index.location != LLA_HOST)
-    return fail(error, LLA_INVALID_ARGUMENT, "%s: location %d, but this backend reads LLA_HOST only", name,
+  const bool there = index.location == LLA_DEVICE && device && device->device;
+  if (index.location != LLA_HOST && !there)
+    return fail(error, LLA_INVALID_ARGUMENT, "%s: location %d, but it is read from LLA_HOST only", name,
                 static_cast<int>(index.location));
   const uintptr_t size = index.dtype == LLA_I32 ? 4 : 8;
   if (reinterpret_cast<uintptr_t>(index.data) % size != 0)
     return fail(error, LLA_MISALIGNED, "%s is not aligned to its element type", name);
+  if (there && !reaches_memory(*device, index.data))
+    return fail(error, LLA_INVALID_ARGUMENT, "%s is not memory of the device", name);
   return LLA_OK;
 }
 
@@ -123,7 +131,12 @@ lla_status init_batch(Context* context, const Limits& limits, void* memory, size
   made->rows = array_at<RowsToStore>(base, layout.rows, 0);
   made->slack = array_at<RowRange>(base, layout.slack, limits.sequences + 1);
   made->snapshots = array_at<SnapshotRecord>(base, layout.snapshots, limits.snapshots);
-  if (device) made->translated = array_at<Sequence>(base, layout.translated, limits.sequences);
+  if (device) {
+    made->translated = array_at<Sequence>(base, layout.translated, limits.sequences);
+    made->answers = array_at<PlannedSequence>(base, layout.answers, limits.sequences);
+    made->counts = array_at<int64_t>(base, layout.counts, limits.sequences);
+    made->request = base + layout.request;
+  }
   *batch = made;
   return LLA_OK;
 }
@@ -135,9 +148,14 @@ void discard_batch(Batch* batch) noexcept {
   batch->state = batch->gradient_state = nullptr;
 }
 
-int64_t release_plan(Batch* batch) noexcept {
+int64_t release_blocks(Batch* batch) noexcept {
   State& state = *batch->state;
   int64_t released = 0;
+  if (batch->on_device) {
+    for (int64_t i = 0; i < batch->spare_count; ++i) released += state.release_node(batch->spares[i]);
+    batch->spare_count = 0;
+    return released;
+  }
   for (int64_t i = 0; i < batch->nodes_used; ++i) {
     const NodesToStore& nodes = batch->nodes[i];
     for (int b = 0; b < kNodes; ++b) {
@@ -145,6 +163,11 @@ int64_t release_plan(Batch* batch) noexcept {
     }
   }
   batch->nodes_used = 0;
+  return released;
+}
+
+void release_reservations(Batch* batch) noexcept {
+  State& state = *batch->state;
   for (int64_t b = 0; b < batch->view.count; ++b) {
     SequenceRecord& record = batch->records[b];
     if (!record.reserved) continue;
@@ -160,16 +183,25 @@ int64_t release_plan(Batch* batch) noexcept {
     if (snapshot.reserved) state.record(snapshot.slot).reserved = false;
     snapshot.reserved = false;
   }
-  return released;
+}
+
+int64_t release_plan(Batch* batch) noexcept {
+  release_reservations(batch);
+  return release_blocks(batch);
 }
 
 lla_status check_batch(const Batch& batch, const State* state, lla_error* error) noexcept {
   if (batch.phase != BatchPhase::Planned)
     return fail(error, LLA_BUSY, "batch is %s",
-                batch.phase == BatchPhase::Spent ? "committed already; plan it again" : "not planned");
+                batch.phase == BatchPhase::Empty ? "not planned" : "committed already; plan it again");
   if (batch.state != state)
     return fail(error, LLA_STATE_INCOMPATIBLE, "batch was planned with %s state", batch.state ? "another" : "no");
   if (!state) return LLA_OK;
+  // Slots that the host does not know of may be any.
+  if (batch.slots_known ? !batch.on_device && batch.unknown_commits != state->unknown_commits()
+                        : batch.changes != state->changes())
+    return fail(error, LLA_BUSY, "slots of the state have changed since the batch was planned");
+  if (!batch.slots_known) return LLA_OK;
   for (int64_t b = 0; b < batch.view.count; ++b) {
     const SequenceRecord& record = batch.records[b];
     if (batch.sequences[b].padding) continue;

@@ -18,7 +18,7 @@ int64_t accepted_rows(const Batch& batch, const lla_index& accepted, int64_t b) 
 
 lla_status check_accepted(const Batch& batch, const lla_index& accepted, lla_error* error) {
   if (!accepted.data) return LLA_OK;
-  LLA_TRY(check_index(accepted, "accepted", error));
+  LLA_TRY(check_index(accepted, "accepted", nullptr, error));
   const int64_t max_draft = batch.state->plan().max_draft;
   for (int64_t b = 0; b < batch.view.count; ++b) {
     const Sequence& sequence = batch.sequences[b];
@@ -35,101 +35,68 @@ lla_status check_accepted(const Batch& batch, const lla_index& accepted, lla_err
   return LLA_OK;
 }
 
-// The history after `rows` rows, which forward stored at `places` of block `tail`.
-SlotImage appended_image(const StatePlan& plan, const Sequence& sequence, int64_t rows, const RowPlaces& places,
-                         int32_t tail) {
-  SlotImage image = sequence.history;
-  const int64_t position = sequence.position + rows;
-  image.position = position;
-  image.tail = tail;
-  image.tail_origin =
-      static_cast<int32_t>((places.tail_ring + plan.chunk_start(position) - places.tail_first) % plan.tail_capacity);
-  if (plan.conv_capacity) {
-    image.conv_origin = static_cast<int32_t>((places.conv_ring + position - places.conv_first) % plan.conv_capacity);
-    image.conv_rows = static_cast<int32_t>(std::min(position - places.conv_low, plan.conv_needed(position)));
-  }
-  for (int64_t i = sequence.nodes_to_store_count - 1; i >= 0; --i) {
-    const NodesToStore& nodes = sequence.nodes_to_store[i];
-    if (nodes.position > position) continue;
-    std::copy(std::begin(nodes.node), std::end(nodes.node), image.node);
-    break;
-  }
-  return image;
-}
-
-// What a destination becomes, as SlotRecord::next. Without rows it is a copy of the history, which nobody has stored there.
-lla_status prepare(State* state, const Sequence& sequence, int64_t rows, const RowPlaces& places, int64_t slot, void* stream,
-                   lla_error* error) {
-  SlotRecord& record = state->record(slot);
-  if (rows > 0) {
-    record.next = appended_image(state->plan(), sequence, rows, places, record.image.tail);
-  } else {
-    record.next = sequence.history;
-    record.next.tail = record.image.tail;
-    LLA_TRY(state->copy_rows(sequence.history, record.next.tail, stream, error));
-  }
-  state->retain_nodes(record.next);
-  return LLA_OK;
-}
-
-int64_t replace(State* state, int64_t slot) {
-  SlotRecord& record = state->record(slot);
-  const int64_t released = state->release_nodes(record.image);
-  record.image = record.next;
-  ++record.version;
-  return released;
-}
-
-// Calls act(rows, places, slot) for every destination that changes.
+// Calls act(sequence, rows, places, slot) for every destination that changes.
 template <class Act>
-void for_destinations(const Batch& batch, const lla_index& accepted, Act act) {
+void for_all_destinations(const Batch& batch, Act act) {
   for (int64_t b = 0; b < batch.view.count; ++b) {
     const Sequence& sequence = batch.sequences[b];
     if (sequence.padding) continue;
-    const SequenceRecord& record = batch.records[b];
-    const int64_t rows = accepted_rows(batch, accepted, b);
-    if (rows > 0 || !record.in_place()) act(sequence, rows, record.places, record.slot_out);
-    for (int64_t i = record.first_snapshot; i >= 0; i = batch.snapshots[i].next) {
-      const SnapshotRecord& snapshot = batch.snapshots[i];
-      if (snapshot.rows <= rows) act(sequence, snapshot.rows, snapshot.places, snapshot.slot);
-    }
+    for_destinations(batch.records[b], batch.snapshots, batch.records[b].accepted,
+                     [&](int64_t rows, const RowPlaces& places, int64_t slot) { act(sequence, rows, places, slot); });
   }
 }
 
 }  // namespace
 
+int64_t link_destinations(Batch* batch, bool change) noexcept {
+  State* state = batch->state;
+  // New images first: they share nodes that the old ones still hold.
+  for_all_destinations(*batch, [&](const Sequence& sequence, int64_t rows, const RowPlaces& places, int64_t slot) {
+    SlotRecord& record = state->record(slot);
+    record.next = record.image;
+    append_rows(state->plan(), sequence, rows, places, &record.next);
+    state->retain_nodes(record.next);
+  });
+  int64_t released = 0;
+  for_all_destinations(*batch, [&](const Sequence&, int64_t, const RowPlaces&, int64_t slot) {
+    SlotRecord& record = state->record(slot);
+    released += state->release_nodes(record.image);
+    record.image = record.next;
+    if (change) state->touch(&record);
+  });
+  return released + release_plan(batch);
+}
+
 lla_status commit_batch(State* state, Batch* batch, const lla_index& accepted, void* stream,
                         lla_error* error) noexcept {
   LLA_TRY(check_batch(*batch, state, error));
   if (!state) return fail(error, LLA_INVALID_ARGUMENT, "batch was planned without a state: there is nothing to commit");
+  if (accepted.data) LLA_TRY(check_index(accepted, "accepted", batch->context, error));
+  if (batch->on_device || lies_on_device(accepted)) return commit_on_device(batch, accepted, stream, error);
   LLA_TRY(check_accepted(*batch, accepted, error));
-  // New images first: they share nodes that the old ones still hold.
+  for (int64_t b = 0; b < batch->view.count; ++b) batch->records[b].accepted = accepted_rows(*batch, accepted, b);
+  // Without rows a destination is a copy of the history, which nobody has stored there. A device that refuses the copy leaves
+  // records as they were.
   lla_status status = LLA_OK;
-  int64_t prepared = 0;
-  for_destinations(*batch, accepted, [&](const Sequence& sequence, int64_t rows, const RowPlaces& places, int64_t slot) {
-    if (status != LLA_OK) return;
-    status = prepare(state, sequence, rows, places, slot, stream, error);
-    prepared += status == LLA_OK;
+  for_all_destinations(*batch, [&](const Sequence& sequence, int64_t rows, const RowPlaces&, int64_t slot) {
+    if (status == LLA_OK && rows == 0)
+      status = state->copy_rows(sequence.history, state->record(slot).image.tail, stream, error);
   });
-  if (status != LLA_OK) {  // the device refused a copy: nothing is linked
-    for_destinations(*batch, accepted, [&](const Sequence&, int64_t, const RowPlaces&, int64_t slot) {
-      if (prepared-- > 0) state->release_nodes(state->record(slot).next);
-    });
-    return status;
-  }
-  int64_t released = 0;
-  for_destinations(*batch, accepted,
-                   [&](const Sequence&, int64_t, const RowPlaces&, int64_t slot) { released += replace(state, slot); });
-  batch->released = released + release_plan(batch);
+  if (status != LLA_OK) return status;
+  batch->released = link_destinations(batch, true);
   batch->phase = BatchPhase::Spent;
   return LLA_OK;
 }
 
 lla_status settle_batch(State* state, Batch* batch, const lla_index& accepted, int64_t* released,
                         lla_error* error) noexcept {
-  if (batch->phase != BatchPhase::Spent) return fail(error, LLA_BUSY, "batch is not committed");
+  if (batch->phase != BatchPhase::Spent && batch->phase != BatchPhase::Pending)
+    return fail(error, LLA_BUSY, "batch is not committed");
   if (batch->state != state) return fail(error, LLA_STATE_INCOMPATIBLE, "batch was planned with another state");
-  LLA_TRY(check_accepted(*batch, accepted, error));
+  if (batch->phase == BatchPhase::Pending)
+    LLA_TRY(settle_pending(batch, accepted, error));
+  else
+    LLA_TRY(check_accepted(*batch, accepted, error));
   if (released) *released = batch->released;
   return LLA_OK;
 }

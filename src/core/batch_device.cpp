@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/batch.h"
+#include "core/batch_device.h"
 #include "core/batch_records.h"
 #include "core/checked.h"
 #include "core/error.h"
@@ -11,39 +12,18 @@ namespace lla {
 
 namespace {
 
-// Where the arrays of a plan lie in the device's memory.
-struct DeviceLayout {
-  int64_t sequences = 0, nodes = 0, rows = 0, slack = 0;
-  Size bytes = 0;
-
-  explicit DeviceLayout(const Limits& limits) {
-    sequences = place(limits.sequences, sizeof(Sequence));
-    nodes = place(node_plans(limits), sizeof(NodesToStore));
-    rows = place(row_plans(limits), sizeof(RowsToStore));
-    slack = place(Size(limits.sequences) + 1, sizeof(RowRange));
-  }
-
- private:
-  int64_t place(Size count, int64_t size) {
-    const int64_t offset = bytes.value();
-    bytes += (count * size).aligned(kAlignment);
-    return offset;
-  }
-};
-
 // The element of the device's array that stands for one of the host's.
 template <class T>
 const T* translate(const T* element, const T* host, char* device) {
   return element ? reinterpret_cast<const T*>(device) + (element - host) : nullptr;
 }
 
-// Bounds that hold for every plan of the batch with these numbers of sequences and rows. Slack ranges that are not there are
-// empty ones.
-void widen(Batch* batch, BatchView* view) {
+}  // namespace
+
+void widen(const Batch* batch, BatchView* view) {
   const Limits& limits = batch->limits;
   view->most_rows = std::min(limits.rows_per_sequence, view->total_rows);
   view->most_length = limits.length;
-  for (int64_t i = view->slack_count; i <= view->count; ++i) batch->slack[i] = RowRange();
   view->slack_count = view->count + 1;
   if (!batch->state) {
     if (limits.length == kAnyLength) view->most_length = limits.rows_per_sequence;
@@ -56,7 +36,20 @@ void widen(Batch* batch, BatchView* view) {
   view->most_tail_to_store = view->most_conv_to_store = 1 + limits.snapshots;
 }
 
-}  // namespace
+DeviceLayout::DeviceLayout(const Limits& limits) {
+  const auto place = [&](Size count, int64_t size) {
+    const int64_t offset = bytes.value();
+    bytes += (count * size).aligned(kAlignment);
+    return offset;
+  };
+  sequences = place(limits.sequences, sizeof(Sequence));
+  nodes = place(node_plans(limits), sizeof(NodesToStore));
+  rows = place(row_plans(limits), sizeof(RowsToStore));
+  slack = place(Size(limits.sequences) + 1, sizeof(RowRange));
+  planned = place(limits.sequences, sizeof(PlannedSequence));
+  accepted = place(limits.sequences, sizeof(int64_t));
+  request = place(request_bytes(limits), 1);
+}
 
 lla_status batch_device_size(const Context& context, const Limits& limits, size_t* bytes, lla_error* error) noexcept {
   *bytes = 0;
@@ -102,7 +95,10 @@ lla_status upload_plan(Batch* batch, void* stream, lla_error* error) noexcept {
     view.most_tail_to_store = std::max(view.most_tail_to_store, sequence.tail_to_store_count);
     view.most_conv_to_store = std::max(view.most_conv_to_store, sequence.conv_to_store_count);
   }
-  if (batch->limits.replay) widen(batch, &view);
+  if (batch->limits.replay) {
+    widen(batch, &view);
+    for (int64_t i = batch->view.slack_count; i < view.slack_count; ++i) batch->slack[i] = RowRange();
+  }
   view.sequences = reinterpret_cast<const Sequence*>(base + layout.sequences);
   view.slack = reinterpret_cast<const RowRange*>(base + layout.slack);
   const auto send = [&](int64_t offset, const void* from, int64_t count, size_t size) {

@@ -28,14 +28,23 @@ class BatchPlanner {
     batch_.phase = BatchPhase::Empty;
     batch_.state = state_;
     batch_.gradient_state = gradient_;
-    batch_.nodes_used = batch_.rows_used = batch_.snapshot_count = batch_.released = 0;
+    batch_.nodes_used = batch_.rows_used = batch_.snapshot_count = batch_.released = batch_.spare_count = 0;
     batch_.view = BatchView();
+    batch_.on_device = false;
+    for (const lla_index* array : {&rows_.offsets, &rows_.counts, &rows_.slot_in, &rows_.slot_out, &rows_.expected_positions})
+      batch_.on_device = batch_.on_device || lies_on_device(*array);
+    batch_.slots_known = !state_ || (!lies_on_device(rows_.slot_in) && !lies_on_device(rows_.slot_out));
+    batch_.may_fork = batch_.collected = false;
+    batch_.faults = 0;
+    batch_.changes = state_ ? state_->changes() : 0;
+    batch_.unknown_commits = state_ ? state_->unknown_commits() : 0;
     lla_status status = check();
-    if (status == LLA_OK && state_) {
+    if (status == LLA_OK && batch_.on_device) status = plan_on_device(&batch_, rows_, stream_, error_);
+    if (status == LLA_OK && state_ && !batch_.on_device) {
       status = plan_stores();
       if (status == LLA_OK && gradient_) status = plan_gradients(&batch_, rows_, stream_, error_);
     }
-    if (status == LLA_OK && batch_.context->device) status = upload_plan(&batch_, stream_, error_);
+    if (status == LLA_OK && batch_.context->device && !batch_.on_device) status = upload_plan(&batch_, stream_, error_);
     if (state_) {
       if (status == LLA_OK)
         reserve();
@@ -55,6 +64,7 @@ class BatchPlanner {
   lla_status check();
   lla_status check_arguments();
   lla_status check_rows();
+  lla_status check_total(int64_t end);
   lla_status check_places(int64_t b);
   lla_status check_state_slots(int64_t b);
   lla_status check_destination(const char* name, int64_t entry, int64_t slot, bool in_place);
@@ -62,18 +72,7 @@ class BatchPlanner {
   void list_slack();
 
   lla_status plan_stores();
-  lla_status plan_nodes(Sequence* sequence, const SequenceRecord& record);
-  lla_status plan_border(const Sequence& sequence, int64_t border, const NodesToStore* previous);
-  void plan_rows(Sequence* sequence, SequenceRecord* record);
-  void plan_own_rows(const Sequence& sequence, SequenceRecord* record, RowsToStore* tail, RowsToStore* conv) const;
-  void plan_snapshot_rows(const Sequence& sequence, SnapshotRecord* snapshot, RowsToStore* tail, RowsToStore* conv) const;
-  void add_rows(const RowsToStore& rows, int64_t capacity);
   void reserve();
-
-  bool is_draft(const Sequence& sequence) const { return sequence.rows <= state_->plan().max_draft; }
-  int64_t conv_available(const Sequence& sequence, int64_t position) const {
-    return std::min(sequence.history.conv_rows + position - sequence.position, state_->plan().conv_needed(position));
-  }
 
   Batch& batch_;
   State* state_;
@@ -99,7 +98,7 @@ lla_status BatchPlanner::check() {
   if (state_) stamp_ = state_->new_stamp();
   for (int64_t b = 0; b < rows_.sequences; ++b) LLA_TRY(check_places(b));
   LLA_TRY(check_snapshots());
-  list_slack();
+  if (!batch_.on_device) list_slack();
   return LLA_OK;
 }
 
@@ -135,9 +134,13 @@ lla_status BatchPlanner::check_arguments() {
                 {"final_gradient_slots", rows_.final_gradient_slots, true}};
   for (const auto& array : arrays) {
     if (!array.index.data) continue;
-    LLA_TRY(check_index(array.index, array.name, error_));
+    LLA_TRY(check_index(array.index, array.name, &array - arrays < kPlanArrays ? batch_.context : nullptr, error_));
     if (array.needs_state && !state_) return fail(error_, LLA_INVALID_ARGUMENT, "%s is given, but no state", array.name);
   }
+  if (batch_.on_device && gradient_)
+    return fail(error_, LLA_UNSUPPORTED, "gradient_state is given, but arrays are in device memory");
+  if (lies_on_device(rows_.offsets) && rows_.total_rows == 0)
+    return fail(error_, LLA_INVALID_ARGUMENT, "total_rows is not given, but offsets are in device memory");
   if (rows_.snapshots > 0) {
     for (size_t i = 5; i < 8; ++i) {
       if (!arrays[i].index.data)
@@ -169,7 +172,16 @@ lla_status BatchPlanner::check_rows() {
                   ll(rows_.rows_per_sequence), ll(limits.rows));
     end = all.value();
   }
+  const bool counted = rows_.counts.data && !lies_on_device(rows_.counts);
   for (int64_t b = 0; b < rows_.sequences; ++b) {
+    if (lies_on_device(rows_.offsets)) {
+      const int64_t count = counted ? index_at(rows_.counts, b) : limits.rows_per_sequence;
+      if (count < 0 || count > limits.rows_per_sequence)
+        return fail(error_, LLA_INVALID_ARGUMENT, "counts[%lld] = %lld is not 0 ... %lld, the batch's max_rows_per_sequence",
+                    ll(b), ll(count), ll(limits.rows_per_sequence));
+      batch_.records[b].most_rows = count;
+      continue;
+    }
     const int64_t begin = ragged ? index_at(rows_.offsets, b) : b * rows_.rows_per_sequence;
     const int64_t next = ragged ? index_at(rows_.offsets, b + 1) : begin + rows_.rows_per_sequence;
     if (begin < 0) return fail(error_, LLA_INVALID_ARGUMENT, "offsets[%lld] = %lld is negative", ll(b), ll(begin));
@@ -179,7 +191,9 @@ lla_status BatchPlanner::check_rows() {
     if (next > limits.rows)
       return fail(error_, LLA_INVALID_ARGUMENT, "offsets[%lld] = %lld exceeds the batch's max_rows %lld", ll(b + 1),
                   ll(next), ll(limits.rows));
-    const int64_t count = rows_.counts.data ? index_at(rows_.counts, b) : next - begin;
+    const bool unknown = lies_on_device(rows_.counts);
+    const int64_t count = counted ? index_at(rows_.counts, b)
+                          : unknown ? std::min(next - begin, limits.rows_per_sequence) : next - begin;
     if (count < 0) return fail(error_, LLA_INVALID_ARGUMENT, "counts[%lld] = %lld is negative", ll(b), ll(count));
     if (count > next - begin)
       return fail(error_, LLA_INVALID_ARGUMENT, "counts[%lld] = %lld exceeds the %lld rows up to the next sequence", ll(b),
@@ -189,9 +203,15 @@ lla_status BatchPlanner::check_rows() {
                   "sequence %lld has %lld rows, more than the batch's max_rows_per_sequence %lld", ll(b), ll(count),
                   ll(limits.rows_per_sequence));
     batch_.sequences[b].row_begin = begin;
-    batch_.sequences[b].rows = count;
+    batch_.sequences[b].rows = batch_.records[b].most_rows = count;
     if (ragged) end = next;
   }
+  return check_total(end);
+}
+
+// The length of the row axis, where the sequences end at `end`.
+lla_status BatchPlanner::check_total(int64_t end) {
+  const Limits& limits = batch_.limits;
   const int64_t total = rows_.total_rows ? rows_.total_rows : end;
   if (total < end)
     return fail(error_, LLA_INVALID_ARGUMENT, "total_rows = %lld, but the sequences end at row %lld", ll(total), ll(end));
@@ -199,14 +219,15 @@ lla_status BatchPlanner::check_rows() {
     return fail(error_, LLA_INVALID_ARGUMENT, "total_rows = %lld exceeds the batch's max_rows %lld", ll(total),
                 ll(limits.rows));
   batch_.view.total_rows = total;
-  batch_.uniform = !ragged;
-  batch_.uniform_rows = ragged ? 0 : rows_.rows_per_sequence;
+  batch_.uniform = !rows_.offsets.data;
+  batch_.uniform_rows = batch_.uniform ? rows_.rows_per_sequence : 0;
   return LLA_OK;
 }
 
 // Where sequence b stands, and what it may become.
 lla_status BatchPlanner::check_places(int64_t b) {
   Sequence& sequence = batch_.sequences[b];
+  if (batch_.on_device) return state_ && batch_.slots_known ? check_state_slots(b) : LLA_OK;
   const bool expected = rows_.expected_positions.data != nullptr;
   int64_t longest = batch_.limits.length;
   if (state_) {
@@ -255,6 +276,10 @@ lla_status BatchPlanner::check_state_slots(int64_t b) {
   }
   record.slot_in = in;
   record.slot_out = out;
+  if (!batch_.on_device) {
+    LLA_TRY(state_->check_current(in, "slot_in", error_));
+    if (out >= 0 && out < slots) LLA_TRY(state_->check_current(out, "slot_out", error_));
+  }
   LLA_TRY(check_destination("slot_out", b, out, in == out));
   record.version_in = state_->record(in).version;
   record.version_out = state_->record(out).version;
@@ -272,7 +297,7 @@ lla_status BatchPlanner::check_destination(const char* name, int64_t entry, int6
   record.mark = stamp_;
   if (record.reserved || (!in_place && record.appends > 0))
     return fail(error_, LLA_SLOT_IN_USE, "%s[%lld] = %lld is reserved by another planned batch", name, ll(entry), ll(slot));
-  if (!in_place && !record.holds_nothing())
+  if (!in_place && state_->is_current(slot) && !record.holds_nothing())
     return fail(error_, LLA_SLOT_IN_USE, "%s[%lld] = %lld is not empty", name, ll(entry), ll(slot));
   return LLA_OK;
 }
@@ -290,9 +315,12 @@ lla_status BatchPlanner::check_snapshots() {
     const Sequence& sequence = batch_.sequences[snapshot.sequence];
     if (sequence.padding)
       return fail(error_, LLA_INVALID_ARGUMENT, "snapshot_sequences[%lld] = %lld is padding", ll(i), ll(snapshot.sequence));
-    if (snapshot.rows < 0 || snapshot.rows > sequence.rows)
+    const int64_t most = batch_.records[snapshot.sequence].most_rows;
+    if (snapshot.rows < 0 || snapshot.rows > most)
       return fail(error_, LLA_INVALID_ARGUMENT, "snapshot_rows[%lld] = %lld is not 0 ... %lld, the rows of sequence %lld",
-                  ll(i), ll(snapshot.rows), ll(sequence.rows), ll(snapshot.sequence));
+                  ll(i), ll(snapshot.rows), ll(most), ll(snapshot.sequence));
+    if (!batch_.on_device && snapshot.slot >= 0 && snapshot.slot < state_->plan().slots)
+      LLA_TRY(state_->check_current(snapshot.slot, "snapshot_slots", error_));
     LLA_TRY(check_destination("snapshot_slots", i, snapshot.slot, false));
     snapshot.version = state_->record(snapshot.slot).version;
     int64_t* link = &batch_.records[snapshot.sequence].first_snapshot;
@@ -324,157 +352,21 @@ lla_status BatchPlanner::plan_stores() {
   for (int64_t b = 0; b < rows_.sequences; ++b) {
     Sequence& sequence = batch_.sequences[b];
     if (sequence.padding) continue;
-    LLA_TRY(plan_nodes(&sequence, batch_.records[b]));
-    plan_rows(&sequence, &batch_.records[b]);
+    SequenceRecord& record = batch_.records[b];
+    const auto take = [&] { return state_->take_node(); };
+    if (!store_sequence(&batch_, state_, b, take))
+      return fail(error_, LLA_NO_BLOCKS, "sequence %lld: the state's %lld node blocks are all in use", ll(b),
+                  ll(state_->plan().node_blocks));
+    record.rows = sequence.rows;
+    record.position = sequence.position;
   }
   return LLA_OK;
-}
-
-// A draft may end at any row, so that every border it crosses may become its last; a longer append ends at its last row, and
-// only snapshots look at earlier borders.
-lla_status BatchPlanner::plan_nodes(Sequence* sequence, const SequenceRecord& record) {
-  const StatePlan& plan = state_->plan();
-  const int64_t first = plan.chunk_start(sequence->position);
-  const int64_t last = plan.chunk_start(sequence->position + sequence->rows);
-  const int64_t begin = batch_.nodes_used;
-  sequence->nodes_to_store = batch_.nodes + begin;
-  const NodesToStore* previous = nullptr;
-  const auto add = [&](int64_t border) -> lla_status {
-    if (border <= first || (previous && border <= previous->position)) return LLA_OK;
-    LLA_TRY(plan_border(*sequence, border, previous));
-    previous = &batch_.nodes[batch_.nodes_used - 1];
-    return LLA_OK;
-  };
-  if (is_draft(*sequence)) {
-    for (int64_t border = first + plan.grain; border <= last; border += plan.grain) LLA_TRY(add(border));
-  } else {
-    for (int64_t i = record.first_snapshot; i >= 0; i = batch_.snapshots[i].next) {
-      LLA_TRY(add(plan.chunk_start(sequence->position + batch_.snapshots[i].rows)));
-    }
-    LLA_TRY(add(last));
-  }
-  sequence->nodes_to_store_count = batch_.nodes_used - begin;
-  return LLA_OK;
-}
-
-// A node of the border ends in a chunk that is full. If that is one of the history's chunks, the history has the same node
-// (or none there: zero). If it is a later one, the preceding border may have made it; otherwise it is new.
-lla_status BatchPlanner::plan_border(const Sequence& sequence, int64_t border, const NodesToStore* previous) {
-  const StatePlan& plan = state_->plan();
-  const int64_t chunks = border / plan.grain, old_chunks = sequence.position / plan.grain;
-  const int64_t previous_chunks = previous ? previous->position / plan.grain : 0;
-  NodesToStore* nodes = ::new (static_cast<void*>(batch_.nodes + batch_.nodes_used++)) NodesToStore;
-  nodes->position = border;
-  nodes->write = 0;
-  for (int32_t& id : nodes->node) id = -1;
-  for (int b = 0; b < kNodes; ++b) {
-    bool fresh = b == kAbsorbed && plan.uses_absorbed;
-    if (b < plan.node_levels && ((chunks >> b) & 1)) {
-      const int64_t end = ((chunks >> (b + 1)) << (b + 1)) + (int64_t{1} << b);
-      if (end <= old_chunks) {
-        nodes->node[b] = sequence.history.node[b];
-        fresh = plan.rewrites_nodes && nodes->node[b] >= 0;
-      } else {
-        const bool made = end <= previous_chunks;
-        if (made) nodes->node[b] = previous->node[b];
-        fresh = plan.rewrites_nodes || !made;
-      }
-    }
-    if (!fresh) continue;
-    nodes->node[b] = state_->take_node();
-    if (nodes->node[b] < 0)
-      return fail(error_, LLA_NO_BLOCKS, "sequence %lld: the state's %lld node blocks are all in use", ll(sequence.index),
-                  ll(plan.node_blocks));
-    nodes->write |= uint64_t{1} << b;
-  }
-  return LLA_OK;
-}
-
-void BatchPlanner::add_rows(const RowsToStore& rows, int64_t capacity) {
-  if (rows.first >= rows.last || capacity == 0) return;
-  batch_.rows[batch_.rows_used] = rows;
-  batch_.rows[batch_.rows_used++].ring = static_cast<int32_t>(rows.ring % capacity);
-}
-
-void BatchPlanner::plan_rows(Sequence* sequence, SequenceRecord* record) {
-  const StatePlan& plan = state_->plan();
-  RowsToStore tail, conv;
-  plan_own_rows(*sequence, record, &tail, &conv);
-  sequence->tail_to_store = batch_.rows + batch_.rows_used;
-  const int64_t tail_begin = batch_.rows_used;
-  if (sequence->rows > 0) add_rows(tail, plan.tail_capacity);
-  for (int64_t i = record->first_snapshot; i >= 0; i = batch_.snapshots[i].next) {
-    RowsToStore snapshot_tail, unused;
-    plan_snapshot_rows(*sequence, &batch_.snapshots[i], &snapshot_tail, &unused);
-    if (batch_.snapshots[i].rows > 0) add_rows(snapshot_tail, plan.tail_capacity);
-  }
-  sequence->tail_to_store_count = batch_.rows_used - tail_begin;
-
-  sequence->conv_to_store = batch_.rows + batch_.rows_used;
-  const int64_t conv_begin = batch_.rows_used;
-  if (sequence->rows > 0) add_rows(conv, plan.conv_capacity);
-  for (int64_t i = record->first_snapshot; i >= 0; i = batch_.snapshots[i].next) {
-    RowsToStore unused, snapshot_conv;
-    plan_snapshot_rows(*sequence, &batch_.snapshots[i], &unused, &snapshot_conv);
-    if (batch_.snapshots[i].rows > 0) add_rows(snapshot_conv, plan.conv_capacity);
-  }
-  sequence->conv_to_store_count = batch_.rows_used - conv_begin;
-}
-
-// The destination's own rows. In place, a draft goes behind the rows that are there; a longer append leaves only the rows of
-// its last chunk, one grain further on, so that the rows of the present chunk stay as they are. A fork starts at ring index
-// 0 and takes the rows of the present chunk along if the new position may lie in it.
-void BatchPlanner::plan_own_rows(const Sequence& sequence, SequenceRecord* record, RowsToStore* tail,
-                                 RowsToStore* conv) const {
-  const StatePlan& plan = state_->plan();
-  const SlotImage& history = sequence.history;
-  const int64_t position = sequence.position, end = position + sequence.rows;
-  const int64_t chunk = plan.chunk_start(position), last_chunk = plan.chunk_start(end);
-  const bool draft = is_draft(sequence), in_place = record->in_place();
-  RowPlaces& places = record->places;
-  tail->block = conv->block = state_->record(record->slot_out).image.tail;
-  tail->last = conv->last = end;
-
-  const bool keeps_chunk = draft || last_chunk == chunk;
-  places.tail_first = keeps_chunk ? chunk : last_chunk;
-  places.tail_ring = in_place ? history.tail_origin + (keeps_chunk ? 0 : plan.grain) : 0;
-  tail->first = in_place ? std::max(position, places.tail_first) : std::max(places.tail_first, history.start);
-  tail->ring = static_cast<int32_t>(places.tail_ring + tail->first - places.tail_first);
-
-  if (plan.conv_capacity == 0) return;
-  const int64_t kept = conv_available(sequence, end);  // of a long append
-  const bool jumps = !draft && kept <= sequence.rows;  // its rows alone fill what is kept
-  if (in_place) {
-    places.conv_first = jumps ? end - kept : position;
-    places.conv_ring = history.conv_origin;
-    places.conv_low = position - history.conv_rows;  // no more of it counts than commit finds needed
-    conv->first = places.conv_first;
-  } else {
-    places.conv_low = draft ? position - std::min<int64_t>(history.conv_rows, plan.conv_needed(position)) : end - kept;
-    places.conv_first = conv->first = places.conv_low;
-    places.conv_ring = 0;
-  }
-  conv->ring = static_cast<int32_t>(places.conv_ring);
-}
-
-void BatchPlanner::plan_snapshot_rows(const Sequence& sequence, SnapshotRecord* snapshot, RowsToStore* tail,
-                                      RowsToStore* conv) const {
-  const StatePlan& plan = state_->plan();
-  const int64_t end = sequence.position + snapshot->rows;
-  RowPlaces& places = snapshot->places;
-  tail->block = conv->block = state_->record(snapshot->slot).image.tail;
-  tail->last = conv->last = end;
-  places.tail_first = plan.chunk_start(end);
-  tail->first = std::max(places.tail_first, sequence.history.start);
-  tail->ring = static_cast<int32_t>(tail->first - places.tail_first);
-  if (plan.conv_capacity == 0) return;
-  places.conv_low = places.conv_first = conv->first = end - conv_available(sequence, end);
 }
 
 void BatchPlanner::reserve() {
   for (int64_t b = 0; b < rows_.sequences; ++b) {
     SequenceRecord& record = batch_.records[b];
-    if (batch_.sequences[b].padding) continue;
+    if (batch_.sequences[b].padding || !batch_.slots_known) continue;
     SlotRecord& slot = state_->record(record.slot_out);
     if (record.in_place())
       ++slot.appends;
@@ -490,6 +382,8 @@ void BatchPlanner::reserve() {
 
 lla_status plan_batch(Batch* batch, State* state, const lla_rows& rows, State* gradient_state, void* stream,
                       lla_error* error) noexcept {
+  if (batch->phase == BatchPhase::Pending)
+    return fail(error, LLA_BUSY, "batch: its commit is not settled: lla_state_settle() comes before the next plan");
   discard_batch(batch);
   return BatchPlanner(batch, state, rows, gradient_state, stream, error).run();
 }

@@ -10,28 +10,14 @@
 
 namespace lla {
 
-// Where the rows of a destination lie once forward has stored them: row p of the tail at ring index tail_ring + p -
-// tail_first, row p of the convolution at conv_ring + p - conv_first, valid from conv_low on.
-struct RowPlaces {
-  int64_t tail_first = 0, tail_ring = 0;
-  int64_t conv_first = 0, conv_ring = 0, conv_low = 0;
-};
-
-struct SequenceRecord {
-  int64_t slot_in = -1, slot_out = -1;
+struct SequenceRecord : PlannedSequence {
   uint64_t version_in = 0, version_out = 0;
-  RowPlaces places;
-  int64_t first_snapshot = -1;  // list of the sequence's snapshots by rising rows
-  bool reserved = false;        // the destination's record counts this batch
-
-  bool in_place() const { return slot_in == slot_out; }
+  int64_t most_rows = 0;  // that it has, as far as the host can see
+  bool reserved = false;  // the destination's record counts this batch
 };
 
-struct SnapshotRecord {
-  int64_t sequence = 0, rows = 0, slot = 0;
+struct SnapshotRecord : PlannedSnapshot {
   uint64_t version = 0;
-  RowPlaces places;
-  int64_t next = -1;  // of the same sequence
   bool reserved = false;
 };
 
@@ -42,5 +28,39 @@ inline Size node_plans(const Limits& limits) {
   return Size(borders.valid() ? std::min(borders.value(), limits.rows) : limits.rows) + limits.snapshots;
 }
 inline Size row_plans(const Limits& limits) { return (Size(limits.sequences) + limits.snapshots) * 2; }
+
+// Index arrays of a plan that may lie on the device.
+constexpr int kPlanArrays = 5;
+
+// What goes to the device for a plan that is made there, in one piece: Allotment [sequences], PlannedSnapshot [snapshots], the
+// arrays that the caller has on the host (int64 each), and spare node blocks (int32).
+inline Size request_bytes(const Limits& limits) {
+  return Size(limits.sequences) * (sizeof(Allotment) + kPlanArrays * sizeof(int64_t)) + kPlanArrays * sizeof(int64_t) +
+         Size(limits.snapshots) * sizeof(PlannedSnapshot) + node_plans(limits) * (kNodes * sizeof(int32_t));
+}
+
+// Says what sequence b of the batch, whose history is known, stores where; take() gives fresh node blocks. False: there are no
+// more of them.
+template <class Take>
+bool store_sequence(Batch* batch, State* state, int64_t b, Take& take) {
+  Sequence& sequence = batch->sequences[b];
+  const PlanShape& shape = state->plan();
+  SequenceRecord& record = batch->records[b];
+  NodesToStore* nodes = batch->nodes + batch->nodes_used;
+  const NodesPlanned stored = plan_nodes(shape, sequence, batch->snapshots, record.first_snapshot, nodes, take);
+  batch->nodes_used += stored.count;
+  if (!stored.complete) return false;
+  sequence.nodes_to_store = nodes;
+  sequence.nodes_to_store_count = stored.count;
+  RowsToStore* rows = batch->rows + batch->rows_used;
+  const auto block_of = [&](int64_t slot) { return state->record(slot).image.tail; };
+  const RowsPlanned count = plan_rows(shape, sequence, &record, batch->snapshots, rows, block_of);
+  batch->rows_used += count.tail + count.conv;
+  sequence.tail_to_store = rows;
+  sequence.tail_to_store_count = count.tail;
+  sequence.conv_to_store = rows + count.tail;
+  sequence.conv_to_store_count = count.conv;
+  return true;
+}
 
 }  // namespace lla

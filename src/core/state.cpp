@@ -72,6 +72,11 @@ lla_status State::create(Context* context, const LayerHistory* histories, int64_
     made->free_count_ = plan.node_blocks;
     for (int64_t i = 0; i < plan.node_blocks; ++i) made->free_list_[i] = static_cast<int32_t>(plan.node_blocks - 1 - i);
     status = made->take_pools(memory, memory_count, error);
+    if (status == LLA_OK && context->device) {
+      made->device_records_ = static_cast<SlotImage*>(allocate_memory(*context, made->record_bytes()));
+      if (!made->device_records_)
+        status = fail(error, LLA_OUT_OF_DEVICE_MEMORY, "no memory for the records of %lld slots", ll(plan.slots));
+    }
   }
   if (status != LLA_OK) {
     made->destroy();
@@ -133,6 +138,7 @@ void State::destroy() noexcept {
   for (int64_t i = 0; i < owned_.size(); ++i) {
     release_memory(*context, owned_[i].memory, static_cast<size_t>(owned_[i].bytes));
   }
+  if (device_records_) release_memory(*context, device_records_, record_bytes());
   this->~State();
   context->release(this, sizeof(State));
   lla::release(context);
@@ -279,6 +285,7 @@ lla_status State::reset(IndexArray slots, int64_t count, IndexArray positions, l
       return fail(error, LLA_INVALID_ARGUMENT, "slots[%lld] = %lld is not below the state's %lld slots", ll(i), ll(slot),
                   ll(plan_.slots));
     if (slot == -1) continue;
+    LLA_TRY(check_current(slot, "slots", error));
     if (position < 0) return fail(error, LLA_INVALID_ARGUMENT, "positions[%lld] = %lld is negative", ll(i), ll(position));
     if (position > plan_.max_length)
       return fail(error, LLA_LEVELS_EXCEEDED, "positions[%lld] = %lld is beyond the state's max_length %lld", ll(i),
@@ -290,7 +297,7 @@ lla_status State::reset(IndexArray slots, int64_t count, IndexArray positions, l
     SlotRecord& record = records_[slot];
     release_nodes(record.image);
     record.image = empty_image(positions ? positions[i] : 0, record.image.tail);
-    ++record.version;
+    touch(&record);
   }
   return LLA_OK;
 }
@@ -307,6 +314,8 @@ lla_status State::fork(IndexArray sources, IndexArray targets, int64_t count, vo
     if (targets[i] < 0 || targets[i] >= plan_.slots)
       return fail(error, LLA_INVALID_ARGUMENT, "targets[%lld] = %lld is not one of the state's %lld slots", ll(i),
                   ll(targets[i]), ll(plan_.slots));
+    LLA_TRY(check_current(sources[i], "sources", error));
+    LLA_TRY(check_current(targets[i], "targets", error));
     SlotRecord& target = records_[targets[i]];
     if (target.mark == stamp)
       return fail(error, LLA_INVALID_ARGUMENT, "targets[%lld] = %lld is named twice", ll(i), ll(targets[i]));
@@ -339,9 +348,9 @@ lla_status State::fork(IndexArray sources, IndexArray targets, int64_t count, vo
   }
   for (int64_t i = 0; i < count; ++i) {
     SlotRecord& target = records_[targets[i]];
-    if (sources[i] != targets[i]) ++target.version;
     release_nodes(target.image);
     target.image = target.next;
+    if (sources[i] != targets[i]) touch(&target);
   }
   return LLA_OK;
 }
@@ -357,6 +366,7 @@ int64_t State::min_length(int64_t slot) const {
 
 lla_status State::truncate(int64_t slot, int64_t position, lla_error* error) noexcept {
   LLA_TRY(check_slot(slot, "slot", error));
+  LLA_TRY(check_current(slot, "slot", error));
   SlotRecord& record = records_[slot];
   SlotImage& image = record.image;
   if (position < 0 || position > image.position)
@@ -374,7 +384,7 @@ lla_status State::truncate(int64_t slot, int64_t position, lla_error* error) noe
     image.conv_origin = static_cast<int32_t>(((image.conv_origin - dropped) % capacity + capacity) % capacity);
     image.conv_rows = static_cast<int32_t>(std::max<int64_t>(0, image.conv_rows - dropped));
   }
-  ++record.version;
+  touch(&record);
   return LLA_OK;
 }
 

@@ -8,9 +8,10 @@
 #include <mutex>
 
 #include "core/context.h"
+#include "core/error.h"
 #include "core/index_array.h"
 #include "lla/state.h"
-#include "plugin/slot.h"
+#include "plugin/plan_rows.h"
 
 namespace lla {
 
@@ -26,22 +27,10 @@ struct LayerHistory {
 };
 
 // Sizes that follow from the group and the description.
-struct StatePlan {
+struct StatePlan : PlanShape {
   lla_state_kind kind = LLA_STATE_VALUE;
-  int64_t layers = 0, slots = 0, max_length = 0, max_draft = 0, node_blocks = 0;
-  int64_t grain = 64;
+  int64_t layers = 0, node_blocks = 0;
   int32_t node_dtype = LLA_F32, tail_dtype = LLA_F32;
-  int64_t node_levels = 0;     // separate levels that max_length can reach in any layer
-  bool uses_absorbed = false;  // some layer is linear or absorbing
-  bool rewrites_nodes = false; // some layer (log-linear delta rule) rewrites all live nodes at each fold
-  int64_t tail_capacity = 0, conv_capacity = 0;  // conv: of the widest convolution of the group; 0: there is none
-  int64_t conv_reach = 0;      // W - 1 of the widest convolution
-
-  // Nodes of one level each, and the absorbing one: the most that a slot links.
-  int64_t live_nodes() const { return node_levels + (uses_absorbed ? 1 : 0); }
-  int64_t chunk_start(int64_t position) const { return position - position % grain; }
-  // Convolution inputs that a slot keeps: enough to take back every row of its chunk.
-  int64_t conv_needed(int64_t position) const { return conv_capacity ? conv_reach + position % grain : 0; }
 };
 
 // A draft may cross so many chunk borders, so that a batch's size does not depend on the state.
@@ -83,14 +72,13 @@ struct SlotRecord {
   uint64_t mark = 0;      // equal to the call's stamp: the call has named this slot already
   int32_t heir = -1;      // fork: who takes this slot's tail over
   SlotImage next;         // what the image becomes
+  // On a device: the version that the device's record has, and commits there that are not settled: then `image` is behind, and
+  // the slot stands at most `pending` rows farther; anywhere, if some of them make it a fork or snapshot.
+  uint64_t device_version = ~uint64_t{0};
+  int32_t behind = 0, arrivals = 0;
+  int64_t pending = 0;
 
-  bool holds_nothing() const {
-    if (image.position != image.start) return false;
-    for (int32_t id : image.node) {
-      if (id >= 0) return false;
-    }
-    return true;
-  }
+  bool holds_nothing() const { return lla::holds_nothing(image); }
 };
 
 class State {
@@ -107,6 +95,49 @@ class State {
   const SlotMemory& memory(int64_t layer) const { return memory_[layer]; }
   const SlotRecord& record(int64_t slot) const { return records_[slot]; }
   SlotRecord& record(int64_t slot) { return records_[slot]; }
+  // Every change of a slot's image by the host ends with this.
+  void touch(SlotRecord* record) noexcept {
+    ++record->version;
+    changes_.fetch_add(1, std::memory_order_relaxed);
+  }
+  uint64_t changes() const { return changes_.load(std::memory_order_relaxed); }
+
+  // Commits on the device. Whether the host's record is up to date, and a refusal if it is not; who commits gets a turn, and
+  // settles when it comes. `known`: the host knows the slots; else they may be any.
+  bool is_current(int64_t slot) const {
+    return unsettled_unknown_.load(std::memory_order_relaxed) == 0 && records_[slot].behind == 0;
+  }
+  lla_status check_current(int64_t slot, const char* name, lla_error* error) const noexcept;
+  uint64_t begin_commit(bool known) noexcept;
+  bool is_turn(uint64_t turn) const { return turn == settled_.load(std::memory_order_relaxed) + 1; }
+  void end_settle(bool known) noexcept;
+  uint64_t unknown_commits() const { return unknown_commits_.load(std::memory_order_relaxed); }
+  // Where a slot may stand on the device.
+  void position_range(int64_t slot, int64_t* low, int64_t* high) const noexcept;
+  // Records on the device [slots]; null on the CPU. send_records() brings those of slot_of(0 ... count - 1) up to date; -1 is
+  // skipped.
+  SlotImage* device_records() const { return device_records_; }
+  template <class SlotOf>
+  lla_status send_records(int64_t count, SlotOf slot_of, void* stream, lla_error* error) noexcept {
+    constexpr int kMost = 60;
+    int32_t slots[kMost];
+    SlotImage images[kMost];
+    int held = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t slot = slot_of(i);
+      if (slot >= 0 && records_[slot].device_version != records_[slot].version) {
+        slots[held] = static_cast<int32_t>(slot);
+        images[held++] = records_[slot].image;
+        records_[slot].device_version = records_[slot].version;
+      }
+      if (held == kMost || (held > 0 && i + 1 == count)) {
+        LLA_TRY(put_records(slots, images, held, stream, error));
+        held = 0;
+      }
+    }
+    return LLA_OK;
+  }
+
   // Empty: holds no rows and no reservation (position == start, no nodes).
   bool is_empty(int64_t slot) const;
   // An empty image at a position; the slot keeps its block `tail`.
@@ -162,6 +193,8 @@ class State {
  private:
   State() = default;
   lla_status check_slot(int64_t slot, const char* name, lla_error* error) const noexcept;
+  size_t record_bytes() const { return static_cast<size_t>(plan_.slots) * sizeof(SlotImage); }
+  lla_status put_records(const int32_t* slots, const SlotImage* images, int count, void* stream, lla_error* error) noexcept;
   int32_t take_locked() noexcept;
   int64_t release_locked(int32_t id) noexcept;
   int64_t sole_nodes_locked(int64_t slot) const noexcept;
@@ -184,6 +217,9 @@ class State {
   int64_t free_count_ = 0;
   mutable std::mutex mutex_;  // free list and reference counts
   std::atomic<uint64_t> stamps_{0};
+  SlotImage* device_records_ = nullptr;
+  std::atomic<uint64_t> changes_{0}, commits_{0}, settled_{0}, unknown_commits_{0};
+  std::atomic<int64_t> unsettled_unknown_{0};
   int64_t slot_bytes_ = 0, node_bytes_ = 0, pool_bytes_ = 0;  // of one slot's rows, of one node, of everything; all layers
   struct OwnedPool {
     void* memory = nullptr;

@@ -222,6 +222,7 @@ lla_status State::extend_back(SlotImage* image, int64_t start, void* stream, lla
 lla_status State::read(int64_t slot, int64_t layer, lla_state_part part, int64_t index, const lla_tensor& tensor,
                        void* stream, lla_error* error) const noexcept {
   LLA_TRY(check_slot(slot, "slot", error));
+  LLA_TRY(check_current(slot, "slot", error));
   const LayerHistory& history = histories_[layer];
   const SlotMemory& memory = memory_[layer];
   const SlotImage& image = records_[slot].image;
@@ -246,6 +247,7 @@ lla_status State::read(int64_t slot, int64_t layer, lla_state_part part, int64_t
 lla_status State::write(int64_t slot, int64_t layer, lla_state_part part, int64_t index, const lla_tensor& tensor,
                         void* stream, lla_error* error) noexcept {
   LLA_TRY(check_slot(slot, "slot", error));
+  LLA_TRY(check_current(slot, "slot", error));
   const LayerHistory& history = histories_[layer];
   const SlotMemory& memory = memory_[layer];
   SlotRecord& record = records_[slot];
@@ -279,13 +281,14 @@ lla_status State::write(int64_t slot, int64_t layer, lla_state_part part, int64_
         if (data) store_element<double>(data, box.dtype, k, load_element<double>(tensor.data, tensor.dtype, element));
       });
   LLA_TRY(staged.store(error));
-  ++record.version;
+  touch(&record);
   return LLA_OK;
 }
 
 lla_status State::import_linear(int64_t slot, int64_t layer, int64_t position, const lla_tensor& matrix, bool reset,
                                 void* stream, lla_error* error) noexcept {
   LLA_TRY(check_slot(slot, "slot", error));
+  LLA_TRY(check_current(slot, "slot", error));
   const LayerHistory& history = histories_[layer];
   SlotRecord& record = records_[slot];
   if (!history.has_mixer || history.shape.levels != 0)

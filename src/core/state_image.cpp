@@ -119,6 +119,7 @@ lla_status check_header(const void* buffer, size_t bytes, bool sealed, int64_t* 
 
 lla_status State::export_size(int64_t slot, size_t* bytes, lla_error* error) const noexcept {
   LLA_TRY(check_slot(slot, "slot", error));
+  LLA_TRY(check_current(slot, "slot", error));
   *bytes = static_cast<size_t>(image_bytes(plan_, histories_.data(), memory_.data(), records_[slot].image));
   return LLA_OK;
 }
@@ -214,6 +215,7 @@ lla_status check_image(const void* buffer, size_t bytes, const char* tag, lla_im
 
 lla_status State::unpack(int64_t slot, const void* buffer, size_t bytes, void* stream, lla_error* error) noexcept {
   LLA_TRY(check_slot(slot, "slot", error));
+  LLA_TRY(check_current(slot, "slot", error));
   int64_t size = 0;
   LLA_TRY(check_header(buffer, bytes, true, &size, error));
   const char* data = static_cast<const char*>(buffer);
@@ -270,7 +272,7 @@ lla_status State::unpack(int64_t slot, const void* buffer, size_t bytes, void* s
           1, [&](int64_t) { return slot; }, std::popcount(nodes), give))
     return fail(error, LLA_NO_BLOCKS, "the state's %lld node blocks do not suffice for the image", ll(plan_.node_blocks));
   record.image = image;
-  ++record.version;
+  touch(&record);
   const lla_status status = read_contents(image, at, stream, error);
   if (status == LLA_OK) return LLA_OK;
   release_nodes(image);  // the device failed half-way: the slot is empty

@@ -10,6 +10,7 @@
 
 #include "cuda/backend.h"
 #include "cuda/common/platform.h"
+#include "cuda/plan_rows.h"
 #include "plugin/plugin.h"
 
 #ifndef LLA_SOURCE_ID
@@ -115,6 +116,7 @@ int32_t load_kernels() {
     if (!table.kernels[i].load) continue;
     if (const int32_t status = table.kernels[i].load(); status != LLA_OK) return status;
   }
+  if (const int32_t status = load_plan_kernels(); status != LLA_OK) return status;
   return load_kernel(unpack_parcel);
 }
 
@@ -220,6 +222,10 @@ extern "C" __attribute__((visibility("default"))) const lla::Plugin* lla_plugin_
                                upload,
                                wait,
                                reaches,
+                               put_records,
+                               plan,
+                               commit,
+                               copy_forks,
                                describe_error};
   plugin.backend = &backend();
   return &plugin;

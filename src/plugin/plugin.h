@@ -7,15 +7,17 @@
 #include <cstdint>
 
 #include "plugin/backend.h"
+#include "plugin/device_plan.h"
 
 namespace lla {
 
-constexpr uint32_t kPluginAbi = 1;
+constexpr uint32_t kPluginAbi = 2;
 constexpr char kPluginSymbol[] = "lla_plugin_query";
 
 struct PluginSizes {
   uint32_t plugin, backend, kernel, limits, view, sequence, nodes_to_store, rows_to_store, slot_memory;
   uint32_t mixer_forward, mixer_backward, convolution, gates, l2_norm, gated_norm, projection, rows_fill;
+  uint32_t plan_request, commit_request, planned_sequence, planned_snapshot, allotment;
 };
 
 // A stream is the device's own handle; nullptr is its default stream. Functions return an lla_status and put nothing on a
@@ -44,6 +46,13 @@ struct Plugin {
   int32_t (*wait)(void* stream);
   // Whether kernels can read and write memory at this address.
   bool (*reaches)(const void* memory);
+  // Records of slots, and plans and commits that are made on the device. put_records() writes images[i] to records[slots[i]];
+  // the arrays are host memory that may be reused at once. copy_forks() copies the rows of one layer to those destinations of
+  // a commit that add no row to a history. None of them waits, and all can be captured.
+  int32_t (*put_records)(SlotImage* records, const int32_t* slots, const SlotImage* images, int64_t count, void* stream);
+  int32_t (*plan)(const PlanRequest* request, void* stream);
+  int32_t (*commit)(const CommitRequest* request, void* stream);
+  int32_t (*copy_forks)(const CommitRequest* request, const SlotMemory* layer, void* stream);
   // Text of the last error that a call of this thread met.
   void (*describe_error)(char* text, size_t capacity);
 };
@@ -52,7 +61,8 @@ constexpr PluginSizes plugin_sizes() {
   return {sizeof(Plugin),        sizeof(Backend),     sizeof(Kernel),     sizeof(Limits),       sizeof(View),
           sizeof(Sequence),      sizeof(NodesToStore), sizeof(RowsToStore), sizeof(SlotMemory),   sizeof(MixerForward),
           sizeof(MixerBackward), sizeof(Convolution), sizeof(Gates),      sizeof(L2Norm),       sizeof(GatedNorm),
-          sizeof(Projection),    sizeof(RowsFill)};
+          sizeof(Projection),    sizeof(RowsFill),    sizeof(PlanRequest), sizeof(CommitRequest), sizeof(PlannedSequence),
+          sizeof(PlannedSnapshot), sizeof(Allotment)};
 }
 
 // Type of the exported function. Null if the plugin does not know the number.

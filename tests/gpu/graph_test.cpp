@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// On a device: a decode step that is captured once and replayed with other positions, borders and sequences; several streams
-// and threads; the memory that a call takes. Needs a CUDA device.
+// On a device: a decode step that is captured once and replayed with other positions, borders and sequences, also planned and
+// committed there with the host settling later; several streams and threads; the memory that a call takes. Needs a CUDA device.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -31,8 +31,9 @@ struct Model {
   lla_state* state = nullptr;
   lla_batch* batch = nullptr;
   lla_batch_limits limits = LLA_BATCH_LIMITS_INIT;
-  std::vector<char> batch_memory;
-  void *device_memory = nullptr, *workspace = nullptr;
+  std::vector<std::vector<char>> batch_memory;
+  std::vector<void*> device_memory;
+  void* workspace = nullptr;
   size_t workspace_bytes = 0;
   int64_t levels = 0, rows = 0;
   float *q = nullptr, *k = nullptr, *v = nullptr, *gate = nullptr, *write = nullptr, *lambda = nullptr, *y = nullptr;
@@ -58,20 +59,14 @@ struct Model {
     lla_state_desc s = LLA_STATE_DESC_INIT;
     s.slots = kSequences;
     s.max_length = length;
+    s.node_blocks = 400;
     CALL(lla_state_create(&layer, 1, &s, nullptr, 0, &state, &error));
     limits.max_sequences = kSequences;
     limits.max_rows = kSequences * max_rows;
     limits.max_rows_per_sequence = max_rows;
     limits.max_length = length;
     limits.replay = replay;
-    size_t bytes = 0, device_bytes = 0;
-    CALL(lla_batch_size(context, &limits, &bytes, nullptr, &error));
-    batch_memory.resize(bytes + 64);
-    char* aligned = batch_memory.data() + (64 - reinterpret_cast<uintptr_t>(batch_memory.data()) % 64) % 64;
-    CALL(lla_batch_init(context, &limits, aligned, bytes, &batch, &error));
-    CALL(lla_batch_device_size(context, &limits, &device_bytes, nullptr, &error));
-    ASSERT_EQ(cudaMalloc(&device_memory, device_bytes), cudaSuccess);
-    CALL(lla_batch_bind_device(batch, device_memory, device_bytes, &error));
+    add_batch();
     CALL(lla_layer_workspace(layer, &limits, LLA_PASS_FORWARD, &workspace_bytes, nullptr, &error));
     ASSERT_EQ(cudaMalloc(&workspace, workspace_bytes + 1), cudaSuccess);
     const int64_t n = kSequences * max_rows;
@@ -81,13 +76,24 @@ struct Model {
       ASSERT_EQ(cudaMemset(*pointer, 0xff, static_cast<size_t>(n * width) * 4), cudaSuccess);
     }
   }
+  // Makes one more batch, which becomes the one that is used.
+  void add_batch() {
+    size_t bytes = 0, device_bytes = 0;
+    CALL(lla_batch_size(context, &limits, &bytes, nullptr, &error));
+    char* memory = batch_memory.emplace_back(bytes + 64).data();
+    CALL(lla_batch_init(context, &limits, memory + (64 - reinterpret_cast<uintptr_t>(memory) % 64) % 64, bytes, &batch, &error));
+    CALL(lla_batch_device_size(context, &limits, &device_bytes, nullptr, &error));
+    ASSERT_EQ(cudaMalloc(&device_memory.emplace_back(), device_bytes), cudaSuccess);
+    CALL(lla_batch_bind_device(batch, device_memory.back(), device_bytes, &error));
+  }
   void close() {
     cudaStreamSynchronize(stream);
     lla_batch_discard(batch);
     lla_state_release(state);
     lla_layer_release(layer);
     lla_context_release(context);
-    for (void* p : {device_memory, workspace, static_cast<void*>(q), static_cast<void*>(k), static_cast<void*>(v),
+    for (void* p : device_memory) cudaFree(p);
+    for (void* p : {workspace, static_cast<void*>(q), static_cast<void*>(k), static_cast<void*>(v),
                     static_cast<void*>(gate), static_cast<void*>(write), static_cast<void*>(lambda), static_cast<void*>(y)})
       cudaFree(p);
     cudaStreamDestroy(stream);
@@ -199,6 +205,123 @@ TEST_F(Device, CapturedDecode) {
       for (int64_t b = 0; b < kSequences; ++b) positions[static_cast<size_t>(b)] += slots[static_cast<size_t>(b)] >= 0;
     }
     cudaGraphExecDestroy(executable);
+    plain.close();
+    graph.close();
+  }
+}
+
+// The same decode with drafts of one token that may be rejected: positions and accepted counts (and once the slots) lie on the
+// device, which plans and commits; the host learns of a step when two more have been launched. One graph for each of the three
+// batches that take turns.
+TEST_F(Device, CapturedDecodeSettledLate) {
+  constexpr int64_t kSteps = 5000, kRing = 3;
+  for (const lla_mixer mixer : {LLA_SCALAR_GATE, LLA_DELTA_RULE}) {
+    const bool slots_there = mixer == LLA_DELTA_RULE;
+    struct Turn {
+      lla_batch* batch = nullptr;
+      cudaGraphExec_t executable = nullptr;
+      cudaEvent_t committed = nullptr;
+    } turns[kRing];
+    struct Arrays {
+      int64_t slots[kSequences], positions[kSequences];
+      int32_t accepted[kSequences];
+    };
+    Arrays* there = nullptr;
+    ASSERT_EQ(cudaMalloc(reinterpret_cast<void**>(&there), sizeof(Arrays)), cudaSuccess);
+    cudaStream_t side = nullptr;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking), cudaSuccess);
+    Model plain, graph;
+    plain.open(mixer, kPrefill, 8192, true);
+    graph.open(mixer, kPrefill, 8192, true);
+    if (HasFatalFailure()) return;
+    std::vector<int64_t> positions(kSequences, 0);
+    for (Model* m : {&plain, &graph}) {
+      m->fill(positions, kPrefill);
+      m->plan(kPrefill, kSlots);
+      m->forward(kPrefill);
+      m->commit();
+    }
+    for (int64_t& p : positions) p += kPrefill;
+    for (int64_t i = 0; i < kRing; ++i) {
+      if (i > 0) graph.add_batch();
+      turns[i].batch = graph.batch;
+      ASSERT_EQ(cudaEventCreateWithFlags(&turns[i].committed, cudaEventDisableTiming), cudaSuccess);
+    }
+    if (HasFatalFailure()) return;
+    const auto settle = [&](Turn& turn) {
+      ASSERT_EQ(cudaEventSynchronize(turn.committed), cudaSuccess);
+      CALL(lla_batch_collect(turn.batch, side, &error));
+      ASSERT_EQ(lla_batch_faults(turn.batch), 0u);
+      CALL(lla_state_settle(graph.state, turn.batch, {nullptr, 0, 0}, nullptr, &error));
+    };
+    std::mt19937 engine(5);
+    for (int64_t step = 0; step < kSteps; ++step) {
+      Turn& turn = turns[step % kRing];
+      Arrays arrays;
+      for (int64_t b = 0; b < kSequences; ++b) {
+        const bool rests = step % 7 == 3 && step % kSequences == b;
+        arrays.slots[b] = rests ? -1 : b;
+        arrays.positions[b] = positions[static_cast<size_t>(b)];
+        arrays.accepted[b] = !rests && engine() % 8 != 0;
+      }
+      for (Model* m : {&plain, &graph}) m->fill(positions, 1);
+      const std::vector<int64_t> slots(arrays.slots, arrays.slots + kSequences);
+      plain.plan(1, slots);
+      plain.forward(1);
+      CALL(lla_state_commit(plain.state, plain.batch, {arrays.accepted, LLA_I32, LLA_HOST}, plain.stream, &error));
+
+      if (step >= kRing) settle(turn);
+      if (HasFatalFailure()) return;
+      ASSERT_EQ(cudaMemcpyAsync(there, &arrays, sizeof arrays, cudaMemcpyHostToDevice, graph.stream), cudaSuccess);
+      graph.batch = turn.batch;
+      lla_rows r = LLA_ROWS_INIT;
+      r.sequences = kSequences;
+      r.rows_per_sequence = 1;
+      if (slots_there)
+        r.slot_in = {there->slots, LLA_I64, LLA_DEVICE};
+      else
+        r.slot_in = {arrays.slots, LLA_I64, LLA_HOST};
+      r.expected_positions = {there->positions, LLA_I64, LLA_DEVICE};
+      CALL(lla_batch_plan(graph.batch, graph.state, &r, graph.stream, &error));
+      if (!turn.executable) {
+        cudaGraph_t captured = nullptr;
+        ASSERT_EQ(cudaStreamBeginCapture(graph.stream, cudaStreamCaptureModeGlobal), cudaSuccess);
+        graph.forward(1);
+        ASSERT_EQ(cudaStreamEndCapture(graph.stream, &captured), cudaSuccess);
+        ASSERT_EQ(cudaGraphInstantiate(&turn.executable, captured, 0), cudaSuccess);
+        cudaGraphDestroy(captured);
+      }
+      ASSERT_EQ(cudaGraphLaunch(turn.executable, graph.stream), cudaSuccess);
+      CALL(lla_state_commit(graph.state, graph.batch, {there->accepted, LLA_I32, LLA_DEVICE}, graph.stream, &error));
+      ASSERT_EQ(cudaEventRecord(turn.committed, graph.stream), cudaSuccess);
+      if (step % 50 == 0 || step > kSteps - 10) {
+        const std::vector<float> a = plain.outputs(1), b = graph.outputs(1);
+        ASSERT_EQ(std::memcmp(a.data(), b.data(), a.size() * 4), 0) << "step " << step;
+      }
+      for (int64_t b = 0; b < kSequences; ++b) positions[static_cast<size_t>(b)] += arrays.accepted[b];
+    }
+    for (int64_t step = kSteps; step < kSteps + kRing; ++step) settle(turns[step % kRing]);
+    if (HasFatalFailure()) return;
+    for (int64_t slot = 0; slot < kSequences; ++slot) {
+      std::vector<char> images[2];
+      for (int i = 0; i < 2; ++i) {
+        const Model& m = i == 0 ? plain : graph;
+        int64_t length = 0;
+        size_t bytes = 0;
+        CALL(lla_state_length(m.state, slot, &length, &error));
+        EXPECT_EQ(length, positions[static_cast<size_t>(slot)]);
+        CALL(lla_state_export_size(m.state, slot, &bytes, &error));
+        images[i].resize(bytes);
+        CALL(lla_state_pack(m.state, slot, images[i].data(), bytes, m.stream, &error));
+      }
+      EXPECT_EQ(images[0], images[1]) << "slot " << slot;
+    }
+    for (Turn& turn : turns) {
+      cudaGraphExecDestroy(turn.executable);
+      cudaEventDestroy(turn.committed);
+    }
+    cudaFree(there);
+    cudaStreamDestroy(side);
     plain.close();
     graph.close();
   }

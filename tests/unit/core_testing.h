@@ -103,7 +103,7 @@ class BatchOwner {
     Error error;
     size_t bytes = 0;
     EXPECT_EQ(read_limits(limits, &plain, &error), LLA_OK) << error.text;
-    EXPECT_EQ(batch_size(plain, false, &bytes, &error), LLA_OK) << error.text;
+    EXPECT_EQ(batch_size(plain, context->device != nullptr, &bytes, &error), LLA_OK) << error.text;
     memory_.reset(std::aligned_alloc(64, bytes));
     EXPECT_EQ(init_batch(context, plain, memory_.get(), bytes, &batch_, &error), LLA_OK) << error.text;
   }

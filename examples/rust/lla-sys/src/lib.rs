@@ -174,6 +174,10 @@ constants! {
         LLA_STATE_LAYERS = 5, LLA_STATE_GRAIN = 6, LLA_STATE_SLOT_NODES = 7, LLA_STATE_SLOT_BYTES = 8,
         LLA_STATE_POOL_BYTES = 9, LLA_STATE_MAX_DRAFT = 10,
     }
+    u32 {
+        LLA_FAULT_ROWS = 1, LLA_FAULT_SLOT = 2, LLA_FAULT_POSITION = 4, LLA_FAULT_LENGTH = 8, LLA_FAULT_DESTINATION = 16,
+        LLA_FAULT_SNAPSHOT = 32, LLA_FAULT_ACCEPTED = 64, LLA_FAULT_MOVED = 128, LLA_FAULT_BLOCKS = 256,
+    }
     lla_state_part {
         LLA_PART_NODE = 1, LLA_PART_NODE_DECAY = 2, LLA_PART_ABSORBED = 3, LLA_PART_TAIL_K = 4, LLA_PART_TAIL_V = 5,
         LLA_PART_TAIL_GATE = 6, LLA_PART_TAIL_WRITE = 7, LLA_PART_CONV = 8,
@@ -352,6 +356,7 @@ extern "C" {
         error: *mut lla_error,
     ) -> lla_status;
     pub fn lla_batch_discard(batch: *mut lla_batch);
+    pub fn lla_batch_collect(batch: *mut lla_batch, stream: *mut c_void, error: *mut lla_error) -> lla_status;
     pub fn lla_batch_faults(batch: *const lla_batch) -> u32;
     pub fn lla_layer_create(
         context: *mut lla_context,
