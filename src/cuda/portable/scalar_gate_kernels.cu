@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scalar gate's entries in the backend's table.
 #include "cuda/backend.h"
+#include "cuda/hopper/scalar_gate_kernels.h"
 #include "cuda/portable/scalar_gate.h"
 
 namespace lla::cuda {
@@ -40,6 +41,9 @@ bool accepts_backward(const void* problem) {
 }
 
 constexpr Kernel kKernels[] = {
+    {Op::MixerForward, "cuda.scalar_gate.forward.hopper", hopper::accepts_scalar_gate_forward,
+     hopper::measure_scalar_gate_forward, nullptr, nullptr, nullptr, nullptr, hopper::launch_scalar_gate_forward,
+     hopper::load_scalar_gate_forward},
     {Op::MixerForward, "cuda.scalar_gate.forward.portable", accepts_forward, measure_forward, nullptr, nullptr, nullptr,
      nullptr, launch_forward, load_forward},
     {Op::MixerBackward, "cuda.scalar_gate.backward.portable", accepts_backward, measure_backward, nullptr, nullptr, nullptr,

@@ -1,0 +1,370 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scalar gate forward on Hopper: the sweep's kernel, the nodes of whole segments, and the launch.
+#include "cuda/hopper/scalar_gate_sweep.h"
+
+#include <algorithm>
+
+#include "cuda/hopper/capability.h"
+#include "cuda/hopper/register_budget.h"
+#include "cuda/hopper/scalar_gate_kernels.h"
+#include "cuda/hopper/scalar_gate_multiply.h"
+#include "cuda/hopper/scalar_gate_nodes.h"
+#include "cuda/hopper/scalar_gate_tables.h"
+
+namespace lla::cuda::hopper {
+
+namespace {
+
+constexpr int kGroupRegisters[4] = {96, 136, 136, 144};
+static_assert(registers_suffice(kGroupRegisters), "more registers than a block has");
+
+constexpr int64_t kMostLength = int64_t{1} << 21;  // of a sequence, so that weights of all levels fit
+constexpr int kMostSlots = 7;                      // beside one stage of q, k, v
+constexpr int kLinearSegmentLog = 7;  // always the same: a linear state's bits depend on where segments end
+constexpr int kSegmentLog = 5;
+
+// One thread: brings q, k and v of all blocks of all tasks.
+template <int kKeyDim, bool kNodesOnly>
+__device__ void copy_rows(const SweepParameters& in, char* shared, Barriers* barriers) {
+  using RowTile = SwizzledTile<kBlock, kKeyDim>;
+  Turn turn;
+  for (int64_t number = blockIdx.x; number < in.tasks; number += gridDim.x) {
+    const Task task = find_task(in, number);
+    if (kNodesOnly && task.last) continue;
+    for (int block = task.first; block < task.end; ++block) {
+      const int row = LiveRows(task, block).row;
+      const auto copy = [&](char* to, const CUtensorMap* map, Barrier* full, Barrier* free) {
+        wait(free, turn.phase ^ 1);
+        arrive_expect_bytes(full, RowTile::kBytes);
+        for (int panel = 0; panel < RowTile::kPanels; ++panel)
+          load_box(to + panel * RowTile::kPanelBytes, map, {64 * panel, row, task.group}, full);
+      };
+      const int i = turn.index;
+      if constexpr (!kNodesOnly) copy(shared + in.layout.q(i), &in.q, &barriers->q_full[i], &barriers->q_free[i]);
+      copy(shared + in.layout.k(i), &in.k, &barriers->k_full[i], &barriers->k_free[i]);
+      wait(&barriers->v_free[i], turn.phase ^ 1);
+      arrive_expect_bytes(&barriers->v_full[i], kBlock * kSwizzleRow);
+      load_box(shared + in.layout.v(i), &in.v, {kColumns * task.tile, row, task.head}, &barriers->v_full[i]);
+      turn.next(in.layout.stages);
+    }
+  }
+}
+
+// One thread: brings the nodes of older segments, for each block anew.
+template <int kKeyDim>
+__device__ void copy_nodes(const SweepParameters& in, char* shared, Barriers* barriers) {
+  Turn turn;
+  for (int64_t number = blockIdx.x; number < in.tasks; number += gridDim.x) {
+    const Task task = find_task(in, number);
+    for (int block = task.first; block < task.end; ++block) {
+      for (uint32_t left = task.upper(); left; left &= left - 1) {
+        const int u = __ffsll(left) - 1;
+        const int64_t place = in.place(task.places + task.upper_end(u), task.head, task.tile);
+        wait(&barriers->ring_free[turn.index], turn.phase ^ 1);
+        arrive_expect_bytes(&barriers->ring_full[turn.index], in.layout.node_bytes);
+        load_box(shared + in.layout.ring_slot(turn.index), &in.nodes, {0, static_cast<int32_t>(place * kKeyDim)},
+                 &barriers->ring_full[turn.index]);
+        turn.next(kRing);
+      }
+    }
+  }
+}
+
+template <int kKeyDim, bool kLinear, bool kNodesOnly>
+__global__ void __launch_bounds__(kSweepThreads, 1) sweep(const __grid_constant__ SweepParameters in) {
+  char* shared = shared_memory();
+  Barriers* barriers = reinterpret_cast<Barriers*>(shared + in.layout.barriers_begin);
+  constexpr int kNodeWarps = kNodesOnly ? kKeyDim / 16 : 4, kReaders = kNodesOnly ? kNodeWarps : kRowWarps + kNodeWarps;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kMostStages; ++i) {
+      init_barrier(&barriers->q_full[i], 1);
+      init_barrier(&barriers->k_full[i], 1);
+      init_barrier(&barriers->v_full[i], 1);
+      init_barrier(&barriers->q_free[i], kRowWarps);
+      init_barrier(&barriers->k_free[i], kReaders);
+      init_barrier(&barriers->v_free[i], kReaders);
+    }
+    for (int i = 0; i < 2; ++i) {
+      init_barrier(&barriers->tables_full[i], 2);
+      init_barrier(&barriers->tables_free[i], kReaders);
+      init_barrier(&barriers->reads_done[i], kRowWarps);
+    }
+    for (int i = 0; i < kRing; ++i) {
+      init_barrier(&barriers->ring_full[i], 1);
+      init_barrier(&barriers->ring_free[i], kRowWarps);
+    }
+    for (int i = 0; i < kNodeTurns; ++i) init_barrier(&barriers->node_done[i], kNodeWarps);
+    publish_barriers();
+  }
+  __syncthreads();
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  if (warp < 4) {
+    keep_registers<kGroupRegisters[0]>();
+    if (warp == 0) {
+      if (threadIdx.x == 0) copy_rows<kKeyDim, kNodesOnly>(in, shared, barriers);
+    } else if (warp == 3) {
+      if constexpr (!kLinear && !kNodesOnly) {
+        if (in.layout.ring > 0 && threadIdx.x % 32 == 0) copy_nodes<kKeyDim>(in, shared, barriers);
+      }
+    } else {
+      make_tables<kLinear, kNodesOnly>(in, shared, barriers, warp - 1);
+    }
+  } else if (warp < 12) {
+    take_registers<kGroupRegisters[1]>();
+    if constexpr (!kNodesOnly)
+      RowSweep<kKeyDim, kLinear>(in, shared, barriers).run();
+    else if (kNodeWarps == 8 && warp >= 8)
+      NodeSweep<kKeyDim, kLinear, true>(in, shared, barriers, 0).run();
+  } else {
+    take_registers<kGroupRegisters[3]>();
+    NodeSweep<kKeyDim, kLinear, kNodesOnly>(in, shared, barriers, kNodesOnly ? kNodeWarps / 8 : 0).run();
+  }
+}
+
+constexpr int kJoinThreads = 256;
+
+// After the sweeps over all segments but the last for their sums: the nodes that end with segments, or, linear, the states
+// before them. One thread: four elements of a sequence's nodes, in order.
+template <bool kLinear>
+__global__ void __launch_bounds__(kJoinThreads)
+    join_segments(const __grid_constant__ SweepParameters in, int64_t size, int64_t blocks, int64_t tasks) {
+  for (int64_t number = blockIdx.x; number < tasks; number += gridDim.x) {
+    const int64_t element = number % blocks * kJoinThreads + threadIdx.x;
+    const int64_t tile = number / blocks % in.tiles, head = number / blocks / in.tiles % in.shape.heads;
+    const int64_t b = number / blocks / in.tiles / in.shape.heads;
+    const Sequence& sequence = in.batch.sequences[b];
+    if (sequence.padding || sequence.rows <= 0 || 4 * element >= size) continue;
+    const int64_t oldest = sequence.position >> (kBlockLog + in.segment_log);
+    const int64_t count = ((sequence.position + sequence.rows - 1) >> (kBlockLog + in.segment_log)) - oldest;
+    const int64_t places = in.first_place(sequence, b);
+    if constexpr (kLinear) {
+      float4 state = make_float4(0, 0, 0, 0);
+      for (int64_t i = 0; i <= count; ++i) {
+        const int64_t place = in.place(places + i, head, tile);
+        float4* at = reinterpret_cast<float4*>(in.sums + place * size) + element;
+        float4 sum = state;
+        if (i < count) {
+          sum = *at;
+          const float decay = decay_of(in.sum_decay[place]);
+          sum = make_float4(fmaf(decay, state.x, sum.x), fmaf(decay, state.y, sum.y), fmaf(decay, state.z, sum.z),
+                            fmaf(decay, state.w, sum.w));
+        }
+        *at = state;
+        state = sum;
+      }
+    } else {
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t place = in.place(places + i, head, tile), segment = oldest + i;
+        const int level = __ffsll(~segment) - 1;
+        float4 sum = reinterpret_cast<const float4*>(in.sums + place * size)[element];
+        float decay = in.sum_decay[place];
+        for (int u = 0; u < level; ++u) {
+          // The child that is joined ends 2^u segments before.
+          const int64_t child = i - (int64_t{1} << u);
+          if (child < 0) break;
+          const int64_t from = in.place(places + child, head, tile);
+          const float factor = decay_of(decay);
+          const float4 x = load4(in.upper + from * size, LLA_BF16, 4 * element, 4);
+          sum = make_float4(fmaf(factor, x.x, sum.x), fmaf(factor, x.y, sum.y), fmaf(factor, x.z, sum.z),
+                            fmaf(factor, x.w, sum.w));
+          decay += in.upper_decay[from];
+        }
+        uint2 pairs;
+        pairs.x = pack<Half::kBf16>(sum.x, sum.y);
+        pairs.y = pack<Half::kBf16>(sum.z, sum.w);
+        reinterpret_cast<uint2*>(in.upper + place * size)[element] = pairs;
+        __syncthreads();
+        if (element == 0) in.upper_decay[place] = decay;
+        __syncthreads();
+      }
+    }
+  }
+}
+
+int bits(int64_t x) {
+  int n = 0;
+  for (; x > 0; x >>= 1) ++n;
+  return n;
+}
+
+int64_t tiles_of(const MixerShape& shape) { return (shape.value_dim + kColumns - 1) / kColumns; }
+int key_columns(const MixerShape& shape) { return shape.key_dim <= 64 ? 64 : 128; }
+int segment_log_of(const MixerShape& shape) { return shape.levels == 0 ? kLinearSegmentLog : kSegmentLog; }
+
+// The scratch of segments; without memory it only counts.
+Size carve(const MixerShape& shape, int64_t rows, int64_t sequences, char* memory, SweepParameters* to) {
+  const Size places = (Size(rows >> (kBlockLog + segment_log_of(shape))) + Size(sequences) * 2) * shape.heads * tiles_of(shape);
+  const Size node = places * key_columns(shape) * kColumns;
+  Size used;
+  const auto take = [&](Size count, int64_t bytes) {
+    char* here = memory ? memory + used.value() : nullptr;
+    used += (count * bytes).aligned(256);
+    return here;
+  };
+  char* sums = take(node, 4);
+  char* decays = take(places, 4);
+  char *upper = nullptr, *upper_decays = nullptr;
+  if (shape.levels > 0) {
+    upper = take(node, 2);
+    upper_decays = take(places, 4);
+  }
+  if (to) {
+    to->sums = reinterpret_cast<float*>(sums);
+    to->sum_decay = reinterpret_cast<float*>(decays);
+    to->upper = reinterpret_cast<unsigned short*>(upper);
+    to->upper_decay = reinterpret_cast<float*>(upper_decays);
+  }
+  return used;
+}
+
+TensorView<3> rows_view(const View& view, int64_t dim, int64_t rows, int64_t heads) {
+  TensorView<3> map;
+  map.type = TensorType::kBf16;
+  map.data = view.data;
+  map.extents[0] = dim;
+  map.extents[1] = rows;
+  map.extents[2] = heads;
+  map.strides[0] = rows == 1 ? 2 * ((dim + 7) & ~int64_t{7}) : 2 * view.row_stride;  // of one row it says nothing
+  map.strides[1] = heads == 1 ? map.strides[0] : 2 * view.head_stride;
+  map.box[0] = 64;
+  map.box[1] = kBlock;
+  map.box[2] = 1;
+  return map;
+}
+
+// Whether a view that is given can be copied in boxes.
+bool can_copy(const View& view, int64_t dim, int64_t rows, int64_t heads) {
+  return !view.present() || rows == 0 || (view.sequence_stride == 0 && can_map(rows_view(view, dim, rows, heads)));
+}
+
+bool can_store(const View& y) {
+  return !y.present() || (!y.accumulate && reinterpret_cast<uintptr_t>(y.data) % 16 == 0 && y.row_stride % 8 == 0 &&
+                          y.head_stride % 8 == 0 && y.sequence_stride % 8 == 0);
+}
+
+// Factors are loaded element by element. Within a block, distances have 32 bits.
+bool is_factor(const View& view) {
+  return (view.dtype == LLA_F32 || view.dtype == LLA_BF16 || view.dtype == LLA_F16) && view.row_stride >= 0 &&
+         view.row_stride < 1 << 20;
+}
+
+template <int kKeyDim, bool kLinear>
+int32_t launch_sweeps(SweepParameters* in, bool segmented, void* stream) {
+  const int64_t most = multiprocessors();
+  const auto blocks = [&](int64_t tasks) { return tasks < most ? tasks : most; };
+  int32_t status = LLA_OK;
+  if (segmented) {
+    const int64_t size = int64_t{kKeyDim} * kColumns, parts = size / 4 / kJoinThreads;
+    const int64_t joins = in->batch.count * in->shape.heads * in->tiles * parts;
+    status = launch(sweep<kKeyDim, kLinear, true>, blocks(in->tasks), kSweepThreads, in->layout.bytes, stream, *in);
+    if (status == LLA_OK) status = launch(join_segments<kLinear>, joins, kJoinThreads, 0, stream, *in, size, parts, joins);
+  }
+  if (status == LLA_OK)
+    status = launch(sweep<kKeyDim, kLinear, false>, blocks(in->tasks), kSweepThreads, in->layout.bytes, stream, *in);
+  return status;
+}
+
+template <int kKeyDim>
+int32_t load_sweeps() {
+  int32_t status = load_kernel(sweep<kKeyDim, true, true>);
+  if (status == LLA_OK) status = load_kernel(sweep<kKeyDim, true, false>);
+  if (status == LLA_OK) status = load_kernel(sweep<kKeyDim, false, true>);
+  if (status == LLA_OK) status = load_kernel(sweep<kKeyDim, false, false>);
+  return status;
+}
+
+}  // namespace
+
+bool accepts_scalar_gate_forward(const void* problem) {
+  const MixerForward& p = *static_cast<const MixerForward*>(problem);
+  const MixerShape& s = p.shape;
+  if (s.mixer != LLA_SCALAR_GATE || s.key_dim < 1 || s.key_dim > 128 || s.key_dim % 8 != 0) return false;
+  if (s.value_dim < 1 || s.value_dim % 8 != 0 || s.grain != kHalf) return false;
+  for (const View* view : {&p.q, &p.k, &p.v, &p.y}) {
+    if (view->dtype != LLA_BF16) return false;
+  }
+  for (const View* view : {&p.gate, &p.write, &p.lambda}) {
+    if (!is_factor(*view)) return false;
+  }
+  // Histories are for the portable kernels.
+  if (p.state.nodes.base || p.state.tails.base || p.batch.most_length > kMostLength) return false;
+  const int64_t rows = p.batch.total_rows;
+  if (rows > (int64_t{1} << 31) - 2 * kBlock) return false;
+  return can_copy(p.q, s.key_dim, rows, s.groups) && can_copy(p.k, s.key_dim, rows, s.groups) &&
+         can_copy(p.v, s.value_dim, rows, s.heads) && can_store(p.y) && is_hopper();
+}
+
+void measure_scalar_gate_forward(const void* problem, const Limits& limits, Need* need) {
+  const MixerForward& p = *static_cast<const MixerForward*>(problem);
+  const Size used = carve(p.shape, limits.rows, limits.sequences, nullptr, nullptr);
+  need->shared = used.valid() ? used.value() : -1;
+}
+
+int32_t launch_scalar_gate_forward(const void* problem, const Limits&, char* scratch, void* stream) {
+  const MixerForward& p = *static_cast<const MixerForward*>(problem);
+  const MixerShape& shape = p.shape;
+  const BatchView& batch = p.batch;
+  if (batch.count == 0 || batch.most_rows == 0) return LLA_OK;
+  const bool linear = shape.levels == 0;
+  const int key_dim = key_columns(shape);
+  SweepParameters in;
+  in.shape = shape;
+  in.batch = batch;
+  in.gate = p.gate;
+  in.write = p.write;
+  in.lambda = p.lambda;
+  in.y = p.y;
+  in.tiles = tiles_of(shape);
+  // Blocks that one sequence touches, and the levels of nodes that are read.
+  const int64_t by_position = (batch.most_length + kBlock - 1) >> kBlockLog;
+  const int64_t most_blocks = std::min(((batch.most_rows + kBlock - 2) >> kBlockLog) + 1, by_position);
+  const int by_length = bits((batch.most_length - 1) >> kBlockLog), by_rows = bits(most_blocks) + 1;
+  const int levels = by_length < by_rows ? by_length : by_rows;
+  const int segment_log = segment_log_of(shape);
+  const int64_t segments = std::min(((most_blocks + (int64_t{1} << segment_log) - 2) >> segment_log) + 1,
+                                    (by_position + (int64_t{1} << segment_log) - 1) >> segment_log);
+  // A log-linear result does not depend on segments: they are for few long sequences. A linear one does.
+  const int64_t sweeps = batch.count * shape.heads * in.tiles;
+  const bool segmented = linear ? segments > 1
+                                : levels > kMostSlots || (levels > kSegmentLog && sweeps < 2 * multiprocessors());
+  SharedLayout& layout = in.layout;
+  if (segmented) {
+    in.segment_log = segment_log;
+    in.segments = segments;
+    carve(shape, batch.total_rows, batch.count, scratch, &in);
+  }
+  layout.slots = linear ? 2 : segmented ? kSegmentLog : levels < 1 ? 1 : levels;
+  layout.ring = !linear && segmented ? kRing : 0;
+  for (layout.stages = kMostStages; layout.stages > 0; --layout.stages) {
+    layout.place(key_dim, linear ? 0 : levels);
+    if (layout.bytes <= kMostShared) break;
+  }
+  if (layout.stages == 0) return LLA_INTERNAL;
+  in.tasks = sweeps * in.segments;
+  if (in.tasks >= int64_t{1} << 30) return LLA_INTERNAL;
+
+  int32_t status = make_map(rows_view(p.q, shape.key_dim, batch.total_rows, shape.groups), &in.q);
+  if (status == LLA_OK) status = make_map(rows_view(p.k, shape.key_dim, batch.total_rows, shape.groups), &in.k);
+  if (status == LLA_OK) status = make_map(rows_view(p.v, shape.value_dim, batch.total_rows, shape.heads), &in.v);
+  if (status != LLA_OK) return status;
+  if (layout.ring > 0) {
+    const int64_t places = ((batch.total_rows >> (kBlockLog + in.segment_log)) + 2 * batch.count) * shape.heads * in.tiles;
+    TensorView<2> nodes{TensorType::kBf16, in.upper, {kColumns, places * key_dim}, {2 * kColumns}, {64, key_dim}};
+    status = make_map(nodes, &in.nodes);
+    if (status != LLA_OK) return status;
+  }
+  if (key_dim == 64)
+    return linear ? launch_sweeps<64, true>(&in, segmented, stream) : launch_sweeps<64, false>(&in, segmented, stream);
+  return linear ? launch_sweeps<128, true>(&in, segmented, stream) : launch_sweeps<128, false>(&in, segmented, stream);
+}
+
+int32_t load_scalar_gate_forward() {
+  if (!is_hopper()) return LLA_OK;
+  int32_t status = load_sweeps<64>();
+  if (status == LLA_OK) status = load_sweeps<128>();
+  if (status == LLA_OK) status = load_kernel(join_segments<true>);
+  if (status == LLA_OK) status = load_kernel(join_segments<false>);
+  return status;
+}
+
+}  // namespace lla::cuda::hopper

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scalar gate forward on Hopper: one block of threads sweeps over one segment of a sequence, for one head and 64 columns of
+// values. What the kernel's parts share: parameters, the order of tasks, shared memory.
+//
+// A sweep goes in blocks of 128 rows, numbered absolutely. Nodes of level b here are buckets of 2^b blocks. They are held as
+// bf16 tiles in shared memory from their creation to their merge and never decay: the rows' weights do (spec.md 11.3).
+#pragma once
+
+#include "core/checked.h"
+#include "cuda/hopper/mbarrier.h"
+#include "cuda/hopper/swizzle.h"
+#include "cuda/hopper/tma.h"
+#include "plugin/backend.h"
+
+namespace lla::cuda::hopper {
+
+constexpr int kBlockLog = 7, kBlock = 1 << kBlockLog;  // rows
+constexpr int kHalf = 64;                              // rows of a warpgroup that makes outputs
+constexpr int kColumns = 64;                           // values of a task
+constexpr int kSweepThreads = 512;  // warpgroups: producers, two that make outputs, one that makes nodes
+constexpr int kRowWarps = 8;
+constexpr int kInnerLevels = 7;    // levels 1 ... 7 lie within a block
+constexpr int kMostLevels = 32;    // of nodes; the lanes of a warp hold their decays
+constexpr int kMostStages = 2;     // of q, k, v
+constexpr int kNodeTurns = 3;      // barriers for the node of a block: rows may lag by two, and by one more state
+constexpr int kRing = 2;           // tiles for nodes from older segments
+constexpr int kWhole = 30;         // segment_log of a sweep over whole sequences
+constexpr size_t kMostShared = 232448;
+
+// Factors of a block in shared memory, followed by λ[entry][128] of the nodes that the rows read: a row reads a node with
+// λ start[row] newer[entry]. Linear: start alone.
+struct Tables {
+  // [l - 1][r]: rows whose bit l - 1 is set: scale λ of level l, times the decay from the middle of the pair's bucket into the
+  // row; the others: the decay from the row to that middle, times the write strength. Their product is the mask at level l.
+  float level[kInnerLevels][kBlock];
+  float diagonal[kBlock];  // scale λ of level 0, times the write strength
+  float fold[kBlock];      // decay to the block's end, times the write strength
+  float start[kBlock];       // scale, times the decay from the block's start into the row
+  float merge[kMostLevels];  // decay of the node of a level to the block's end
+  float newer[kMostLevels];  // of an entry, to the block's start
+};
+
+// Places of things in shared memory. Tiles first: they need 1024 bytes. Sums are formed on the host: the kernel has no register
+// to keep them in.
+struct SharedLayout {
+  int slots = 0;   // nodes of this segment: level b in slot min(b, slots - 1); linear: two states in turn
+  int ring = 0;    // nodes of older segments
+  int stages = 1;  // of q, k, v
+  uint32_t node_bytes = 0, stage_bytes = 0, table_bytes = 0;
+  uint32_t ring_begin = 0, q_begin = 0, k_begin = 0, v_begin = 0, staging_begin = 0, tables_begin = 0, barriers_begin = 0;
+  uint32_t bytes = 0;
+
+  // `entries`: nodes that a row reads.
+  void place(int key_dim, int entries) {
+    const uint32_t q_bytes = kBlock * static_cast<uint32_t>(key_dim) * 2;
+    node_bytes = static_cast<uint32_t>(key_dim) * kSwizzleRow;
+    stage_bytes = 2 * q_bytes + kBlock * kSwizzleRow;
+    table_bytes = static_cast<uint32_t>(sizeof(Tables)) + static_cast<uint32_t>(entries) * kBlock * 4;
+    ring_begin = static_cast<uint32_t>(slots) * node_bytes;
+    q_begin = ring_begin + static_cast<uint32_t>(ring) * node_bytes;
+    k_begin = q_begin + q_bytes;
+    v_begin = k_begin + q_bytes;
+    staging_begin = q_begin + static_cast<uint32_t>(stages) * stage_bytes;
+    tables_begin = staging_begin + kRowWarps * 1024;
+    barriers_begin = tables_begin + 2 * table_bytes;
+    bytes = barriers_begin + 256;
+  }
+  LLA_HOST_DEVICE uint32_t slot(int i) const { return static_cast<uint32_t>(i) * node_bytes; }
+  LLA_HOST_DEVICE uint32_t ring_slot(int i) const { return ring_begin + static_cast<uint32_t>(i) * node_bytes; }
+  LLA_HOST_DEVICE uint32_t q(int stage) const { return q_begin + static_cast<uint32_t>(stage) * stage_bytes; }
+  LLA_HOST_DEVICE uint32_t k(int stage) const { return k_begin + static_cast<uint32_t>(stage) * stage_bytes; }
+  LLA_HOST_DEVICE uint32_t v(int stage) const { return v_begin + static_cast<uint32_t>(stage) * stage_bytes; }
+  // 1 KiB for each warp that makes outputs: rows of y on their way out.
+  LLA_HOST_DEVICE uint32_t staging(int warp) const { return staging_begin + static_cast<uint32_t>(warp) * 1024; }
+  LLA_HOST_DEVICE uint32_t tables(int i) const { return tables_begin + static_cast<uint32_t>(i) * table_bytes; }
+};
+
+struct Barriers {
+  Barrier q_full[kMostStages], k_full[kMostStages], v_full[kMostStages];
+  Barrier q_free[kMostStages], k_free[kMostStages], v_free[kMostStages];
+  Barrier tables_full[2], tables_free[2];
+  Barrier ring_full[kRing], ring_free[kRing];
+  Barrier node_done[kNodeTurns];  // a block's node is in its slot
+  Barrier reads_done[2];          // a block's rows have read all nodes
+};
+static_assert(sizeof(Barriers) <= 256, "place is kept for them");
+
+struct SweepParameters {
+  CUtensorMap q, k, v;
+  CUtensorMap nodes;  // of finished segments: `upper`, as rows of 64 columns
+  MixerShape shape;
+  BatchView batch;
+  View gate, write, lambda, y;
+  SharedLayout layout;
+  int segment_log = kWhole;  // blocks of a segment
+  int64_t segments = 1;      // that a sequence touches at most
+  int64_t tiles = 1;         // of kColumns values
+  int64_t tasks = 0;
+  // Of segments in order (segment_place), head and tile:
+  float* sums = nullptr;           // [place][dk][64], linear: later the state before the segment; log-linear: the node
+  float* sum_decay = nullptr;      // [place]
+  unsigned short* upper = nullptr;  // [place][dk][64] bf16: the node that ends with the segment
+  float* upper_decay = nullptr;    // [place]
+
+  // Number of the first of the sequence's segments; those of two sequences never meet.
+  LLA_HOST_DEVICE int64_t first_place(const Sequence& sequence, int64_t b) const {
+    return (sequence.row_begin >> (kBlockLog + segment_log)) + 2 * b;
+  }
+  LLA_HOST_DEVICE int64_t place(int64_t segment_place, int64_t head, int64_t tile) const {
+    return (segment_place * shape.heads + head) * tiles + tile;
+  }
+};
+
+// What one sweep does. Rows and positions have 32 bits here: the copies' coordinates do, and sequences are not longer.
+struct Task {
+  int64_t index = 0;                          // of the sequence, in tensors
+  int row_begin = 0, rows = 0, position = 0;  // of the sequence
+  int head = 0, group = 0, tile = 0;
+  int first = 0, end = 0;       // blocks
+  int segment = 0, oldest = 0;  // number of this segment and of the sequence's first
+  int places = 0;               // place of the sequence's first segment
+  bool last = true;             // nothing reads the segment's node
+
+  // Fresh nodes of older segments: bit u is the one of 2^u segments.
+  __device__ __forceinline__ uint32_t upper() const {
+    const uint32_t differ = static_cast<uint32_t>(segment ^ oldest);
+    return differ == 0 ? 0 : static_cast<uint32_t>(segment) & ((uint32_t{2} << (31 - __clz(static_cast<int>(differ)))) - 1);
+  }
+  // The segment with which the upper node u ends, counted from the sequence's first.
+  __device__ __forceinline__ int upper_end(int u) const { return ((segment >> (u + 1)) << (u + 1)) + (1 << u) - 1 - oldest; }
+};
+
+__device__ __forceinline__ Task find_task(const SweepParameters& in, int64_t task_number) {
+  Task task;
+  int number = static_cast<int>(task_number);
+  const int heads = static_cast<int>(in.shape.heads), groups = static_cast<int>(in.shape.groups), members = heads / groups;
+  const int i = number % heads;
+  number /= heads;
+  // Heads of a group are neighbours: they read the same q and k at about the same time.
+  task.head = in.shape.head_map == LLA_HEAD_MAP_CYCLIC ? i % members * groups + i / members : i;
+  task.group = i / members;
+  task.tile = number % static_cast<int>(in.tiles);
+  number /= static_cast<int>(in.tiles);
+  const int b = number / static_cast<int>(in.segments);
+  const Sequence& sequence = in.batch.sequences[b];
+  task.index = sequence.index;
+  task.row_begin = static_cast<int>(sequence.row_begin);
+  task.rows = sequence.padding ? 0 : static_cast<int>(sequence.rows);
+  task.position = static_cast<int>(sequence.position);
+  const int first = task.position >> kBlockLog;
+  const int end = task.rows == 0 ? first : (task.position + task.rows + kBlock - 1) >> kBlockLog;
+  task.oldest = first >> in.segment_log;
+  task.segment = task.oldest + number % static_cast<int>(in.segments);
+  task.places = in.segment_log == kWhole ? 0 : static_cast<int>(in.first_place(sequence, b));
+  const int from = in.segment_log == kWhole ? 0 : task.segment << in.segment_log;
+  const int to = in.segment_log == kWhole ? end : (task.segment + 1) << in.segment_log;
+  task.first = first > from ? first : from;
+  task.end = end < to ? end : to;
+  task.last = end <= to;
+  return task;
+}
+
+// Rows of the block that are the call's: local rows [lo, hi).
+struct LiveRows {
+  int lo, hi;
+  int row;  // of local row 0 on the row axis
+
+  __device__ __forceinline__ LiveRows(const Task& task, int block) {
+    const int before = task.position - (block << kBlockLog), end = before + task.rows;
+    lo = before <= 0 ? 0 : before < kBlock ? before : kBlock;
+    hi = end >= kBlock ? kBlock : end > 0 ? end : 0;
+    row = task.row_begin - before;
+  }
+};
+
+__device__ __forceinline__ int trailing_ones_of_block(int block) { return __ffsll(~static_cast<int64_t>(block)) - 1; }
+
+// Place and phase in a ring of buffers.
+struct Turn {
+  int index = 0;
+  uint32_t phase = 0;
+  __device__ __forceinline__ void next(int count) {
+    if (++index == count) {
+      index = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+}  // namespace lla::cuda::hopper

@@ -1,0 +1,320 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scalar gate forward on Hopper: the factors of a block's rows, by two warps, each for 64 rows, two of them a lane's.
+#pragma once
+
+#include "cuda/common/element.h"
+#include "cuda/common/reduce.h"
+#include "cuda/hopper/scalar_gate_sweep.h"
+
+namespace lla::cuda::hopper {
+
+// exp(x) for x <= 0, -inf included, with a relative error of about |x| 2^-24: the products that follow have bf16 operands.
+__device__ __forceinline__ float quick_decay(float x) {
+#if defined(LLA_CUDA_EMULATED)
+  return decay_of(x);
+#else
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
+  return y;
+#endif
+}
+
+// One head's column of a tensor of factors, seen from a lane's first row of a block. Elements are loaded as they are, so that
+// nothing waits for them, and read later.
+struct FactorColumn {
+  const View& view;  // a parameter of the kernel: what follows from it need not be kept
+  const char* data = nullptr;
+
+  __device__ __forceinline__ FactorColumn(const View& tensor, const Task& task, int64_t row)
+      : view(tensor) {
+    if (present()) data = static_cast<const char*>(view.at(task.index, row, task.head));
+  }
+  __device__ __forceinline__ bool present() const { return view.present(); }
+  __device__ __forceinline__ bool wide() const { return view.dtype == LLA_F32; }
+  __device__ __forceinline__ int element_bytes() const { return wide() ? 4 : 2; }
+  __device__ __forceinline__ int row_bytes() const { return static_cast<int>(view.row_stride) * element_bytes(); }
+  __device__ __forceinline__ void next_block() {
+    if (present()) data += kBlock * row_bytes();
+  }
+  __device__ __forceinline__ const char* row(int offset) const { return data + offset * row_bytes(); }
+  __device__ __forceinline__ uint32_t load(const char* at) const {
+    return wide() ? *reinterpret_cast<const uint32_t*>(at) : *reinterpret_cast<const unsigned short*>(at);
+  }
+  __device__ __forceinline__ float read(uint32_t loaded) const {
+    return wide() ? __uint_as_float(loaded) : view.dtype == LLA_BF16 ? from_bf16(loaded) : from_f16(loaded);
+  }
+};
+
+// Four bytes to shared memory: there after finish_copies().
+__device__ __forceinline__ void copy_float(float* to, const char* from) {
+#if defined(LLA_CUDA_EMULATED)
+  *to = *reinterpret_cast<const float*>(from);
+#else
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
+#endif
+}
+__device__ __forceinline__ void finish_copies() {
+#if !defined(LLA_CUDA_EMULATED)
+  asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+}
+
+struct Factors {
+  const MixerShape& shape;
+  FactorColumn gate, write, lambda;
+
+  __device__ __forceinline__ Factors(const SweepParameters& in, const Task& task, int64_t row)
+      : shape(in.shape), gate(in.gate, task, row), write(in.write, task, row), lambda(in.lambda, task, row) {}
+  __device__ __forceinline__ float scale() const { return static_cast<float>(shape.scale); }
+  __device__ __forceinline__ int lambda_bytes() const { return static_cast<int>(shape.levels) * lambda.element_bytes(); }
+  // λ's last column, where higher levels read it; else above all.
+  __device__ __forceinline__ int last_column() const { return shape.absorb ? static_cast<int>(shape.levels) - 1 : 1 << 20; }
+  __device__ __forceinline__ int column(int level) const { return level < last_column() ? level : last_column(); }
+  __device__ __forceinline__ void next_block() {
+    gate.next_block();
+    write.next_block();
+    lambda.next_block();
+  }
+};
+
+// What a lane loads of a block: its rows 64 half + lane and 32 more, and the gates of the other half.
+struct RowFactors {
+  uint32_t gate[2], other[2], write[2];
+  bool live[2], other_live[2];
+};
+
+__device__ __forceinline__ void load_rows(const Factors& factors, const LiveRows& rows, int half, RowFactors* to) {
+  const int first = kHalf * half + static_cast<int>(threadIdx.x) % 32, over = kHalf - 2 * kHalf * half;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int r = first + 32 * i, other = r + over;
+    to->live[i] = r >= rows.lo && r < rows.hi;
+    to->other_live[i] = other >= rows.lo && other < rows.hi;
+    to->gate[i] = to->other[i] = to->write[i] = 0;
+  }
+  if (factors.gate.present()) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (to->live[i]) to->gate[i] = factors.gate.load(factors.gate.row(32 * i));
+      if (to->other_live[i]) to->other[i] = factors.gate.load(factors.gate.row(32 * i + over));
+    }
+  }
+  if (factors.write.present()) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (to->live[i]) to->write[i] = factors.write.load(factors.write.row(32 * i));
+    }
+  }
+}
+
+__device__ __forceinline__ void bring_near(const void* data) {
+#if defined(LLA_CUDA_EMULATED)
+  (void)data;
+#else
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(data));
+#endif
+}
+
+// Has the rows of the next block brought from memory: only loads from the cache are waited for.
+template <bool kWeights>
+__device__ __forceinline__ void bring_rows(const Factors& factors, const LiveRows& next, int half) {
+  const int first = kHalf * half + static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    if (first + 32 * i < next.lo || first + 32 * i >= next.hi) continue;
+    const int offset = kBlock + 32 * i;
+    if (factors.gate.present()) bring_near(factors.gate.row(offset));
+    if (factors.write.present()) bring_near(factors.write.row(offset));
+    if constexpr (kWeights) {
+      const char* weights = factors.lambda.row(offset);
+      bring_near(weights);
+      bring_near(weights + factors.lambda_bytes() - 1);
+    }
+  }
+}
+
+// λ of a lane's two rows as they are: level l into its place, those of the nodes in `reads` behind the tables. Columns that no
+// row reads are not looked at.
+__device__ __forceinline__ void copy_weights(const Factors& factors, const RowFactors& row, int first, uint32_t reads,
+                                             Tables* tables) {
+  const char* from[2] = {factors.lambda.row(0), factors.lambda.row(32)};
+  // Bit l: the row reads level l of its own block.
+  const uint32_t own[2] = {row.live[0] ? 2u * static_cast<uint32_t>(first) + 1 : 0,
+                           row.live[1] ? 2u * static_cast<uint32_t>(first + 32) + 1 : 0};
+  float* entry = reinterpret_cast<float*>(tables + 1) + first;
+  if (factors.lambda.wide() && factors.last_column() > kInnerLevels) {
+#pragma unroll
+    for (int l = 0; l <= kInnerLevels; ++l) {
+      float* to = (l == 0 ? tables->diagonal : tables->level[l - 1]) + first;
+      if (own[0] >> l & 1) copy_float(to, from[0] + 4 * l);
+      if (own[1] >> l & 1) copy_float(to + 32, from[1] + 4 * l);
+    }
+#pragma unroll 1
+    for (; reads; reads &= reads - 1, entry += kBlock) {
+      const int offset = 4 * factors.column(__ffsll(reads) + kInnerLevels);
+      if (row.live[0]) copy_float(entry, from[0] + offset);
+      if (row.live[1]) copy_float(entry + 32, from[1] + offset);
+    }
+    return;
+  }
+  const auto copy = [&](float* to, const char* row_of, int level) {
+    *to = factors.lambda.read(factors.lambda.load(row_of + factors.column(level) * factors.lambda.element_bytes()));
+  };
+#pragma unroll 1
+  for (int l = 0; l <= kInnerLevels; ++l) {
+    float* to = (l == 0 ? tables->diagonal : tables->level[l - 1]) + first;
+    if (own[0] >> l & 1) copy(to, from[0], l);
+    if (own[1] >> l & 1) copy(to + 32, from[1], l);
+  }
+#pragma unroll 1
+  for (; reads; reads &= reads - 1, entry += kBlock) {
+    const int level = __ffsll(reads) + kInnerLevels;
+    if (row.live[0]) copy(entry, from[0], level);
+    if (row.live[1]) copy(entry + 32, from[1], level);
+  }
+}
+
+// What a table warp knows of the nodes: lane b holds the log decay of level b.
+struct NodeDecays {
+  float decay = 0;
+  uint32_t present = 0;
+};
+
+// Whether a row stands in the upper half of its aligned block of 2^(d + 1) rows.
+__device__ __forceinline__ bool is_upper(int d, int row) { return ((row >> d) & 1) != 0; }
+
+// Fills the tables of one block; `half` is the warp's.
+template <bool kLinear, bool kNodesOnly>
+__device__ __forceinline__ void fill_tables(const Factors& factors, const RowFactors& row, int block, int half, bool makes,
+                                            NodeDecays* nodes, Tables* tables) {
+  const int lane = static_cast<int>(threadIdx.x) % 32, first = kHalf * half + lane;
+  const float scale = factors.scale();
+  if constexpr (!kLinear && !kNodesOnly)
+    copy_weights(factors, row, first, nodes->present & static_cast<uint32_t>(block), tables);
+  float prefix[2], suffix[2] = {0, 0}, write[2], other[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    prefix[i] = row.live[i] && factors.gate.present() ? factors.gate.read(row.gate[i]) : 0.0f;
+    other[i] = row.other_live[i] && factors.gate.present() ? factors.gate.read(row.other[i]) : 0.0f;
+    write[i] = !row.live[i] ? 0.0f : factors.write.present() ? factors.write.read(row.write[i]) : 1.0f;
+  }
+  const float other_total = warp_sum(other[0]) + warp_sum(other[1]);
+  if constexpr (!kLinear && !kNodesOnly) finish_copies();
+  if constexpr (!kNodesOnly) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float& diagonal = tables->diagonal[first + 32 * i];
+      diagonal = !row.live[i] ? 0.0f : (kLinear ? 1.0f : diagonal) * scale * write[i];
+    }
+  }
+  // Sums over the row's aligned block of 2^d rows: up to and with the row, and after it. No sum is a difference of two.
+#pragma unroll
+  for (int d = 0; d < kInnerLevels; ++d) {
+    if constexpr (!kNodesOnly) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& level = tables->level[d][first + 32 * i];
+        const bool upper = is_upper(d, first + 32 * i);
+        const float weight = !upper ? write[i] : !row.live[i] ? 0.0f : kLinear ? scale : scale * level;
+        level = weight * quick_decay(upper ? prefix[i] : suffix[i]);
+      }
+    }
+    if (d < 5) {
+      const int start = lane >> d << d, size = 1 << d;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float left = __shfl_sync(kAllLanes, prefix[i], (start - 1) & 31);
+        const float right = __shfl_sync(kAllLanes, prefix[i], (start + 2 * size - 1) & 31);
+        if (lane & size)
+          prefix[i] += left;
+        else
+          suffix[i] += right;
+      }
+    } else if (d == 5) {
+      const float left = __shfl_sync(kAllLanes, prefix[0], 31), right = __shfl_sync(kAllLanes, prefix[1], 31);
+      prefix[1] += left;
+      suffix[0] += right;
+    }
+  }
+  const float total = __shfl_sync(kAllLanes, prefix[1], 31);
+  const float block_total = half == 0 ? total + other_total : other_total + total;
+
+  // Sums of the decays of all newer nodes.
+  float sum = (nodes->present >> lane) & 1 ? nodes->decay : 0.0f;
+  if constexpr (!kLinear) {
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const float below = __shfl_up_sync(kAllLanes, sum, d);
+      if (lane >= d) sum += below;
+    }
+  }
+  float newer = kLinear ? 0.0f : __shfl_up_sync(kAllLanes, sum, 1);
+  if (lane == 0) newer = 0;
+  if (half == 0) tables->merge[lane] = quick_decay(block_total + newer);
+  if constexpr (!kLinear && !kNodesOnly) {
+    const uint32_t reads = nodes->present & static_cast<uint32_t>(block);
+    if (half == 0 && ((reads >> lane) & 1))
+      tables->newer[__popcll(reads & ((uint32_t{1} << lane) - 1))] = quick_decay(newer);
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    tables->fold[first + 32 * i] = write[i] * quick_decay(half == 0 ? suffix[i] + other_total : suffix[i]);
+    if constexpr (!kNodesOnly)
+      tables->start[first + 32 * i] = scale * quick_decay(half == 0 ? prefix[i] : other_total + prefix[i]);
+  }
+  if (makes) {
+    if constexpr (kLinear) {
+      nodes->decay += block_total;
+    } else {
+      const int level = trailing_ones_of_block(block);
+      const float merged = block_total + __shfl_sync(kAllLanes, newer, level & 31);
+      if (lane == level) nodes->decay = merged;
+      nodes->present = (nodes->present >> level << level) | uint32_t{1} << level;
+    }
+  }
+}
+
+// The loop of a table warp over all tasks.
+template <bool kLinear, bool kNodesOnly>
+__device__ __forceinline__ void make_tables(const SweepParameters& in, char* shared, Barriers* barriers, int half) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  Turn turn;
+  for (int64_t number = blockIdx.x; number < in.tasks; number += gridDim.x) {
+    const Task task = find_task(in, number);
+    if (task.first >= task.end || (kNodesOnly && task.last)) continue;
+    Factors factors(in, task, LiveRows(task, task.first).row + kHalf * half + lane);
+    NodeDecays nodes;
+    if constexpr (!kLinear && !kNodesOnly) {
+      const uint32_t upper = task.upper();
+      const int u = lane - in.segment_log;
+      if (u >= 0 && ((upper >> u) & 1))
+        nodes.decay = in.upper_decay[in.place(task.places + task.upper_end(u), task.head, task.tile)];
+      nodes.present = upper != 0 ? upper << in.segment_log : 0;
+    }
+#pragma unroll 1
+    for (int block = task.first; block < task.end; ++block) {
+      const LiveRows rows(task, block);
+      const bool makes = rows.hi == kBlock && (kNodesOnly || block + 1 < task.end);
+      RowFactors row;
+      load_rows(factors, rows, half, &row);
+      if (block + 1 < task.end) bring_rows<!kLinear && !kNodesOnly>(factors, LiveRows(task, block + 1), half);
+      wait(&barriers->tables_free[turn.index], turn.phase ^ 1);
+      Tables* tables = reinterpret_cast<Tables*>(shared + in.layout.tables(turn.index));
+      fill_tables<kLinear, kNodesOnly>(factors, row, block, half, makes, &nodes, tables);
+      if constexpr (kNodesOnly) {
+        if (half == 0 && block + 1 == task.end) {
+          const int level = trailing_ones_of_block(block);
+          const float decay = kLinear ? nodes.decay : __shfl_sync(kAllLanes, nodes.decay, level & 31);
+          if (lane == 0)
+            in.sum_decay[in.place(task.places + task.segment - task.oldest, task.head, task.tile)] = decay;
+        }
+      }
+      factors.next_block();
+      __syncwarp();
+      if (lane == 0) arrive(&barriers->tables_full[turn.index]);
+      turn.next(2);
+    }
+  }
+}
+
+}  // namespace lla::cuda::hopper

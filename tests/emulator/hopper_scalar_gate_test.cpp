@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scalar gate's Hopper kernels on the emulator against the reference, and what they leave to the portable ones.
+#include <cstdlib>
+
+#include "scalar_gate_testing.h"
+
+namespace {
+
+using namespace scalar_gate_testing;
+
+// The emulated device is a Hopper one while a test runs.
+class HopperScalarGate : public ::testing::Test {
+ protected:
+  void SetUp() override { setenv("LLA_EMULATED_HOPPER", "1", 1); }
+  void TearDown() override { unsetenv("LLA_EMULATED_HOPPER"); }
+};
+
+Kernels hopper_kernels() {
+  Kernels k;
+  const cuda::KernelTable table = cuda::scalar_gate_kernels();
+  for (int64_t i = 0; i < table.count; ++i) {
+    if (std::string(table.kernels[i].name) == "cuda.scalar_gate.forward.hopper") k.forward = &table.kernels[i];
+  }
+  return k;
+}
+
+Case make_case(int64_t heads, int64_t groups, int64_t dk, int64_t dv, int64_t levels, std::vector<Part> parts) {
+  Case c;
+  c.shape = make_shape(heads, groups, dk, dv, 64, levels, false, false, 0.125);
+  c.inputs.dtype = c.out_dtype = LLA_BF16;
+  c.parts = std::move(parts);
+  c.forward_only = true;
+  return c;
+}
+
+void check(const Case& c) {
+  SCOPED_TRACE(describe(c));
+  const Kernels hopper = hopper_kernels();
+  ASSERT_NE(hopper.forward, nullptr);
+  const Values got = run_case(hopper, c), want = run_case(reference_kernels(), c);
+  EXPECT_LT(norm_error(got.at("y"), want.at("y")), 4e-3);
+}
+
+TEST_F(HopperScalarGate, LogLinear) { check(make_case(2, 1, 128, 64, 10, {{300}, {64}, {1}, {128}})); }
+
+TEST_F(HopperScalarGate, Linear) { check(make_case(2, 2, 128, 64, 0, {{300}, {129}})); }
+
+// Rows, columns and heads that fill no tile; one group for several heads, in either order.
+TEST_F(HopperScalarGate, OddShapes) {
+  Case c = make_case(4, 2, 96, 40, 10, {{200}, {17}});
+  c.inputs.pad = 8;
+  check(c);
+  c = make_case(4, 2, 64, 72, 10, {{260}});
+  c.shape.head_map = LLA_HEAD_MAP_CYCLIC;
+  check(c);
+  check(make_case(2, 1, 64, 64, 0, {{260}}));
+}
+
+// Gates of -inf and -700, and none at all; no write strength.
+TEST_F(HopperScalarGate, HardGates) {
+  Case c = make_case(2, 1, 128, 64, 10, {{400}});
+  c.inputs.hard = 0.05;
+  check(c);
+  c.shape.levels = 0;
+  check(c);
+  c.inputs.gate = c.inputs.write = false;
+  check(c);
+  c.shape.levels = 10;
+  check(c);
+}
+
+// An empty past: the call begins within a block, at any node level.
+TEST_F(HopperScalarGate, Positions) {
+  check(make_case(1, 1, 128, 64, 15, {{300, 1000}, {200, 64}, {70, 130}, {400, 8192 - 200}}));
+  check(make_case(1, 1, 128, 64, 0, {{300, 1000}, {70, 130}, {300, 16384 - 100}}));
+}
+
+TEST_F(HopperScalarGate, Absorbing) {
+  Case c = make_case(1, 1, 128, 64, 4, {{700}});
+  c.shape.absorb = true;
+  check(c);
+}
+
+// Few long sequences go in segments; a sequence's bits are those of the sweep as a whole.
+TEST_F(HopperScalarGate, Segments) {
+  Case c = make_case(1, 1, 64, 32, 15, {{4096 * 2 + 150}, {4096 + 128, 500}});
+  check(c);
+  c.shape.levels = 0;
+  c.parts = {{16384 + 200}};
+  check(c);
+}
+
+TEST_F(HopperScalarGate, BitsDoNotDependOnSegments) {
+  // The same rows of the same tensors, beside one other sequence or beside many.
+  Case few = make_case(1, 1, 64, 32, 15, {{4096 + 650, 300}, {17}}), many = few;
+  many.parts = {few.parts[0], {1}, {1}, {1}, {1}, {1}};
+  const std::vector<double> cut = run_case(hopper_kernels(), few).at("y"), whole = run_case(hopper_kernels(), many).at("y");
+  ASSERT_EQ(cut.size(), whole.size());
+  EXPECT_TRUE(std::equal(cut.begin(), cut.begin() + 32 * few.parts[0].rows, whole.begin()));
+}
+
+TEST_F(HopperScalarGate, Refuses) {
+  MixerForward p;
+  p.shape = make_shape(2, 1, 128, 64, 64, 10);
+  const Kernel& kernel = *hopper_kernels().forward;
+  EXPECT_FALSE(kernel.accepts(&p));  // fp32
+  for (View* view : {&p.q, &p.k, &p.v, &p.y}) view->dtype = LLA_BF16;
+  EXPECT_TRUE(kernel.accepts(&p));
+  unsetenv("LLA_EMULATED_HOPPER");
+  EXPECT_FALSE(kernel.accepts(&p));
+  setenv("LLA_EMULATED_HOPPER", "1", 1);
+  p.shape.grain = 32;
+  EXPECT_FALSE(kernel.accepts(&p));
+  p.shape.grain = 64;
+  p.shape.key_dim = 256;
+  EXPECT_FALSE(kernel.accepts(&p));
+  p.shape.key_dim = 128;
+  alignas(16) char memory[64] = {};
+  p.batch.total_rows = 10;
+  p.q.data = memory + 2;
+  p.q.row_stride = p.q.head_stride = 128;
+  EXPECT_FALSE(kernel.accepts(&p));
+  p.q.data = memory;
+  EXPECT_TRUE(kernel.accepts(&p));
+  p.q.row_stride = 132;
+  EXPECT_FALSE(kernel.accepts(&p));
+}
+
+}  // namespace
