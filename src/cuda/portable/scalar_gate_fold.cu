@@ -4,14 +4,19 @@
 #include <new>
 
 #include "cuda/portable/scalar_gate.h"
+#include "cuda/portable/scalar_gate_rows.h"
 
 namespace lla::cuda::scalar_gate {
 
 namespace {
 
+constexpr int kSumStride = 68;  // of the products in shared memory
+constexpr int kRowsAtOnce = 4;  // of a thread, which has kColumns columns of every 16th row
+
 template <bool kExact>
 struct FoldShared {
   Tile<kExact> key, value;
+  alignas(16) float sum[64 * kSumStride];
   ChunkDecays decays;
   Past past;
   float total;  // log decay of the chunk
@@ -106,21 +111,37 @@ __global__ void __launch_bounds__(kThreads, 2) fold_steps(const __grid_constant_
       TileSum sum;
       sum.clear();
       multiply_tiles<kExact, Layout::Across, Layout::Across>(sum, depth_of(geometry.chunk.rows), shared.key, shared.value);
-      const auto get = [&](const NodeSource& node, int r, int c) {  // two neighbours
-        if (!node.data || k0 + r >= shape.key_dim || c >= columns) return make_float2(0, 0);
-        const int64_t at = (k0 + r) * node.row + v0 + c;
-        return make_float2(load_element(node.data, node.dtype, at),
-                           c + 1 < columns ? load_element(node.data, node.dtype, at + 1) : 0);
+      each_pair(sum, [&](int r, int c, float x, float y) {
+        *reinterpret_cast<float2*>(shared.sum + r * kSumStride + c) = make_float2(x, y);
+      });
+      __syncthreads();
+      // Rows row, row + 16 ... of the tile, so that the loads of all of them are on their way at once.
+      const int row = static_cast<int>(threadIdx.x) / 8, column = threadIdx.x % 8 * kColumns;
+      const int rows = static_cast<int>(min(shape.key_dim - k0, int64_t{64}));
+      const auto get = [&](const NodeSource& node, float (&x)[kRowsAtOnce][kColumns]) {
+        const int64_t bytes = node.row * dtype_size(node.dtype);
+        const char* data = static_cast<const char*>(node.data) + (k0 + row) * bytes;
+#pragma unroll
+        for (int i = 0; i < kRowsAtOnce; ++i) {
+          const bool there = node.data && row + 16 * i < rows && column < columns;
+          load_columns(data + 16 * i * bytes, node.dtype, v0 + column, there ? columns - column : 0, x[i]);
+        }
       };
+      float merged[kRowsAtOnce][kColumns], other[kRowsAtOnce][kColumns];
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i) {
+        get_columns(reinterpret_cast<const char*>(shared.sum + (row + 16 * i) * kSumStride + column), LLA_F32, merged[i]);
+      }
       float decay = shared.total;
       border.each_child([&](int level) {
         const NodeSource& node = shared.past.node[level];
         const float factor = decay_of(decay);
-        each_pair(sum, [&](int r, int c, float& x, float& y) {
-          const float2 other = get(node, r, c);
-          x += factor * other.x;
-          y += factor * other.y;
-        });
+        get(node, other);
+#pragma unroll
+        for (int i = 0; i < kRowsAtOnce; ++i) {
+#pragma unroll
+          for (int j = 0; j < kColumns; ++j) merged[i][j] += factor * other[i][j];
+        }
         decay += node.decay;
       });
       each_node_to_store(sequence, [&](const NodesToStore& plan, int level) {
@@ -128,13 +149,15 @@ __global__ void __launch_bounds__(kThreads, 2) fold_steps(const __grid_constant_
         const bool is_new = border.is_new(level);
         const int from = border.copied(level);
         char* to = in.state.node(plan.node[level], head);
-        each_pair(sum, [&](int r, int c, float& x, float& y) {
-          if (k0 + r >= shape.key_dim || c >= columns) return;
-          const float2 value = is_new ? make_float2(x, y) : from >= 0 ? get(shared.past.node[from], r, c) : make_float2(0, 0);
-          const int64_t at = (k0 + r) * shape.value_dim + v0 + c;
-          store_element(to, dtype, at, value.x);
-          if (c + 1 < columns) store_element(to, dtype, at + 1, value.y);
-        });
+        if (!is_new) get(from >= 0 ? shared.past.node[from] : NodeSource(), other);
+#pragma unroll
+        for (int i = 0; i < kRowsAtOnce; ++i) {
+          if (row + 16 * i >= rows || column >= columns) continue;
+#pragma unroll
+          for (int j = 0; j < kColumns; ++j) other[i][j] = is_new ? merged[i][j] : other[i][j];
+          store_columns(to + (k0 + row + 16 * i) * shape.value_dim * dtype_size(dtype), dtype, v0 + column, columns - column,
+                        other[i]);
+        }
         if (threadIdx.x == 0 && k0 == 0 && v0 == 0)
           store_element(in.state.node_decay(plan.node[level], head), LLA_F32, 0,
                         is_new ? decay : from >= 0 ? shared.past.node[from].decay : 0);

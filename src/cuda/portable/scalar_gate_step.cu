@@ -9,6 +9,7 @@ namespace lla::cuda::scalar_gate {
 
 namespace {
 
+constexpr int kMostColumns = 80;  // of λ, that can be read: levels inside a chunk and 64 entries
 constexpr int kTileRows = 32;  // rows of a node that are copied at once
 constexpr int kStages = 4;     // of the ring of such tiles
 
@@ -17,9 +18,10 @@ template <int kRows>
 struct StepShared {
   ChunkDecays decays;
   Past past;
-  float weight[64][kRows];          // with which the rows read the entry of a level
-  float score[64][kRows];           // with which they read the chunk's own values
-  const void *key[64], *value[64];  // the chunk's rows; null: zero
+  float lambda[kMostColumns][kRows];  // of the levels that there are, times the scale
+  float weight[64][kRows];            // with which the rows read the entry of a level
+  float score[64][kRows];             // with which they read the chunk's own values
+  const void *key[64], *value[64];    // the chunk's rows; null: zero
 };
 
 // Where its parts lie.
@@ -90,11 +92,14 @@ __device__ __forceinline__ void prepare_step(const Inputs& in, const Walk& walk,
   const uint64_t past = past_of(in.geometry, chunk, chunk);
   const int count = static_cast<int>(sequence.rows);
   const float scale = static_cast<float>(shape.scale);
-  const auto lambda_of = [&](int r, int64_t column) {
-    return shape.levels == 0 ? scale
-                             : scale * load_element(in.lambda.at(sequence.index, span.row(sequence, span.lo + r), head),
-                                                    in.lambda.dtype, column);
-  };
+  const auto lambda_of = [&](int r, int64_t column) { return shape.levels == 0 ? scale : shared.lambda[column][r]; };
+  for (int i = threadIdx.x; i < min(shape.levels, int64_t{kMostColumns}) * kRows; i += blockDim.x) {
+    const int c = i / kRows, r = i % kRows;
+    const int64_t position = sequence.position + r;  // whose pairs with the past have no level above its bit length
+    if (r < count && (c == 0 || c == shape.levels - 1 || (c <= 62 && position >> (c - 1) != 0)))
+      shared.lambda[c][r] =
+          scale * load_element(in.lambda.at(sequence.index, span.row(sequence, span.lo + r), head), in.lambda.dtype, c);
+  }
   if (threadIdx.x < 32) fill_decays(in, sequence, span, head, &shared.decays);
   const ChunkRows keys = key_rows(in, sequence, span, head), values = value_rows(in, sequence, span, head);
   for (int s = threadIdx.x; s < 64; s += blockDim.x) {
@@ -124,7 +129,7 @@ __device__ __forceinline__ void prepare_step(const Inputs& in, const Walk& walk,
     const void* key = s < span.hi ? shared.key[s] : nullptr;
     const int32_t dtype = s < span.lo ? in.state.tail_layout.dtype : in.k.dtype;
     const int64_t dim = key ? shape.key_dim : 0;
-#pragma unroll 4
+#pragma unroll 8
     for (int64_t k = kColumns * (threadIdx.x % 2); k < dim; k += 2 * kColumns) {
       float x[kColumns];
       load_columns(key, dtype, k, dim - k, x);
