@@ -230,36 +230,68 @@ TEST_F(CudaDeltaRule, HalvesOfManyChunks) {
 }
 
 // Training without states: backward on halves.
+void expect_stateless(const MixerShape& shape, const std::vector<std::pair<int64_t, int64_t>>& positions_and_rows,
+                      const Tensors& t, double forward, double backward, const std::string& where) {
+  std::vector<Sequence> sequences;
+  for (const auto& [position, rows] : positions_and_rows) {
+    Sequence sequence;
+    sequence.index = 0;
+    sequence.row_begin = sequences.empty() ? 0 : sequences.back().row_begin + sequences.back().rows;
+    sequence.rows = rows;
+    sequence.position = position;
+    sequences.push_back(sequence);
+  }
+  for (size_t i = 0; i < sequences.size(); ++i) sequences[i].index = static_cast<int64_t>(i);
+  const Device kernels;
+  Result results[2];
+  for (const bool device : {true, false}) {
+    Result& result = results[device ? 0 : 1];
+    result.t = device ? t : with_double_outputs(t);
+    const Limits limits = limits_of(sequences, t.q.rows);
+    const MixerForward f = forward_problem(shape, result.t, sequences);
+    run_any(device ? *kernels.forward : *find_kernel(reference_backend(), Op::MixerForward, &f), f, limits);
+    const MixerBackward b = backward_problem(shape, result.t, sequences);
+    run_any(device ? *kernels.backward : *find_kernel(reference_backend(), Op::MixerBackward, &b), b, limits);
+  }
+  expect_match(results[0], results[1], false, forward, backward, where);
+}
+
 TEST_F(CudaDeltaRule, HalvesWithoutStates) {
   int number = 0;
   for (const int64_t levels : {12, 0, 7}) {
     for (const int64_t position : {0, 37}) {
-      const MixerShape shape = shape_of(2, number % 2 + 1, number % 2 ? 100 : 24, 40, 16, levels, levels == 7);
+      const int64_t grain = number == 1 ? 4 : number == 2 ? 64 : number == 5 ? 128 : 16;
+      const MixerShape shape = shape_of(2, number % 2 + 1, number % 2 ? 100 : 24, 40, grain, levels, levels == 7);
       Inputs in;
       in.dtype = number == 3 ? LLA_F16 : LLA_BF16;
       in.gate = number % 3 != 0;
       in.hard = number % 3 == 2 ? 0.1 : 0;
       Random random(1300 + static_cast<uint64_t>(number));
-      const int64_t rows = 16 * 7 + 5;
-      const Tensors t = unit_tensors(random, shape, rows, in);
-      Sequence sequence;
-      sequence.rows = rows;
-      sequence.position = position;
-      const std::vector<Sequence> sequences = {sequence};
-      const Device kernels;
-      Result results[2];
-      for (const bool device : {true, false}) {
-        Result& result = results[device ? 0 : 1];
-        result.t = device ? t : with_double_outputs(t);
-        const Limits limits = limits_of(sequences, rows);
-        const MixerForward f = forward_problem(shape, result.t, sequences);
-        run_any(device ? *kernels.forward : *find_kernel(reference_backend(), Op::MixerForward, &f), f, limits);
-        const MixerBackward b = backward_problem(shape, result.t, sequences);
-        run_any(device ? *kernels.backward : *find_kernel(reference_backend(), Op::MixerBackward, &b), b, limits);
-      }
-      expect_match(results[0], results[1], false, 6e-3, 8e-3, "number " + std::to_string(number));
+      const int64_t rows = grain == 4 ? 45 : grain * 7 / (grain > 16 ? 3 : 1) + 5;
+      const Tensors t = unit_tensors(random, shape, rows + 30, in);
+      expect_stateless(shape, {{position, rows}, {number, 30}}, t, 6e-3, 8e-3, "number " + std::to_string(number));
       ++number;
     }
+  }
+}
+
+// Full size, and keys that are nearly the same.
+TEST_F(CudaDeltaRule, HalvesOfFullSize) {
+  for (const bool parallel : {false, true}) {
+    const MixerShape shape = shape_of(1, 1, 128, 128, 64, 10);
+    Inputs in;
+    in.dtype = LLA_BF16;
+    in.gate = true;
+    Random random(1400);
+    Tensors t = unit_tensors(random, shape, 350, in);
+    if (parallel) {
+      for (int64_t r = 1; r < t.k.rows; ++r) {
+        for (int64_t i = 0; i < 128; ++i) t.k.set(r, 0, i, t.k.get(0, 0, i) + 0.05 * random.normal());
+      }
+      make_unit(t.k);
+      t.gate.fill([] { return -1e-3; });
+    }
+    expect_stateless(shape, {{0, 350}}, t, 5e-3, parallel ? 1e-2 : 5e-3, parallel ? "parallel" : "ordinary");
   }
 }
 

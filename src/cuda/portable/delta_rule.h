@@ -42,6 +42,7 @@ struct DeltaInputs {
 
 // Nodes and rows in scratch memory, in floats. Rows of matrices are `key_stride` or `value_stride` long.
 struct DeltaScratch {
+  static constexpr int32_t kType = LLA_F32;
   // A pass works on some heads only, so that the memory has a bound: heads first_head ... first_head + pass_heads - 1.
   int64_t heads = 0, first_head = 0, pass_heads = 0;
   int64_t key_dim = 0, key_stride = 0, value_stride = 0;
@@ -64,6 +65,9 @@ struct DeltaScratch {
   LLA_HOST_DEVICE float* transition_at(int level, int64_t slot, int64_t sequence, int64_t head) const {
     return transition + place(level_offset[level] + (slot >> level) + sequence, head) * transition_size();
   }
+  // Numbers stand as they are.
+  LLA_HOST_DEVICE float* content_scale_at(int64_t, int64_t) const { return nullptr; }
+  LLA_HOST_DEVICE float* transition_scale_at(int, int64_t, int64_t, int64_t) const { return nullptr; }
   LLA_HOST_DEVICE float* query_at(int64_t row, int64_t head) const { return query + place(row, head) * key_stride; }
   LLA_HOST_DEVICE float* output_at(int64_t row, int64_t head) const { return output + place(row, head) * value_stride; }
 };
@@ -77,29 +81,43 @@ struct DeltaSequence {
   LLA_HOST_DEVICE DeltaSequence(const Sequence& s, const ChunkShape& chunk)
       : sequence(s), range(s, chunk), slot(chunk.first_slot(s)) {}
   LLA_HOST_DEVICE int64_t slot_of(int64_t last_chunk) const { return slot + last_chunk - range.first; }
-  LLA_HOST_DEVICE float* content(const DeltaScratch& scratch, int64_t end, int64_t head) const {
+  template <class Scratch>
+  LLA_HOST_DEVICE auto content(const Scratch& scratch, int64_t end, int64_t head) const {
     return scratch.content_at(slot_of(end - 1), head);
   }
+  template <class Scratch>
+  LLA_HOST_DEVICE float* content_scale(const Scratch& scratch, int64_t end, int64_t head) const {
+    return scratch.content_scale_at(slot_of(end - 1), head);
+  }
   // Transition of the node of 2^level chunks that ends before chunk `end`, as far as it belongs to the call.
-  LLA_HOST_DEVICE float* transition(const DeltaScratch& scratch, int level, int64_t end, int64_t head) const {
+  template <class Scratch>
+  LLA_HOST_DEVICE auto transition(const Scratch& scratch, int level, int64_t end, int64_t head) const {
+    return scratch.transition_at(own_level(level, end), slot_of(end - 1), sequence.index, head);
+  }
+  template <class Scratch>
+  LLA_HOST_DEVICE float* transition_scale(const Scratch& scratch, int level, int64_t end, int64_t head) const {
+    return scratch.transition_scale_at(own_level(level, end), slot_of(end - 1), sequence.index, head);
+  }
+  LLA_HOST_DEVICE int own_level(int level, int64_t end) const {
     // A node that begins before the call has the transition of its right half if the left half is history.
     while (end - (int64_t{1} << level) < range.first) {
       const int64_t middle = end - (int64_t{1} << (level - 1));
       if (middle > range.first) break;
       --level;
     }
-    return scratch.transition_at(level, slot_of(end - 1), sequence.index, head);
+    return level;
   }
 };
 
 // A node that a chunk reads.
 struct DeltaStep {
-  Elements content;                   // null: zero
-  int64_t stride = 0;                 // of the content's rows
-  const float* transition = nullptr;  // over the node; null: no more needed
-  int64_t column = -1;                // of lambda; -1: weight 1
-  int entry = 0;                      // of the state's nodes: what would be stored there
-  int level = 0;                      // in chunks; what is absorbed has kDeltaLevels
+  Elements content;                  // null: zero
+  int64_t stride = 0;                // of the content's rows
+  const void* transition = nullptr;  // over the node, of the scratch memory's type; null: no more needed
+  const float *content_scale = nullptr, *transition_scale = nullptr;  // null: 1
+  int64_t column = -1;                                                // of lambda; -1: weight 1
+  int entry = 0;                                                      // of the state's nodes: what would be stored there
+  int level = 0;                                                      // in chunks; what is absorbed has kDeltaLevels
 };
 
 // Block id of an entry of the history; -1: zero.
@@ -123,16 +141,17 @@ __device__ __forceinline__ int delta_steps_before(int64_t chunk, int level) {
 }
 
 // The nodes that chunk `chunk` reads, newest first. Nodes of the history stand at the start of the call's first chunk.
+template <class Scratch>
 struct DeltaWalk {
   const DeltaInputs& in;
-  const DeltaScratch& scratch;
+  const Scratch& scratch;
   const DeltaSequence& chunks;
   int64_t head, chunk;
   bool zeros;  // tells of nodes that are zero too
   bool history, absorbed;
   uint64_t bits;
 
-  __device__ __forceinline__ DeltaWalk(const DeltaInputs& inputs, const DeltaScratch& memory, const DeltaSequence& s,
+  __device__ __forceinline__ DeltaWalk(const DeltaInputs& inputs, const Scratch& memory, const DeltaSequence& s,
                                        int64_t head_number, int64_t chunk_number, bool with_zeros)
       : in(inputs),
         scratch(memory),
@@ -160,11 +179,12 @@ struct DeltaWalk {
       step->entry = entry < in.separate ? entry : kAbsorbed;
       step->level = level;
       if (end > chunks.range.first) {
-        step->content = {chunks.content(scratch, end, head), LLA_F32};
+        step->content = {chunks.content(scratch, end, head), Scratch::kType};
+        step->content_scale = chunks.content_scale(scratch, end, head);
         step->stride = scratch.value_stride;
-        step->transition = history || delta_reads_on(chunk, level, chunks.range.first)
-                               ? chunks.transition(scratch, level, end, head)
-                               : nullptr;
+        const bool on = history || delta_reads_on(chunk, level, chunks.range.first);
+        step->transition = on ? chunks.transition(scratch, level, end, head) : nullptr;
+        step->transition_scale = on ? chunks.transition_scale(scratch, level, end, head) : nullptr;
         return true;
       }
       if (entry >= in.separate) continue;
@@ -185,6 +205,7 @@ struct DeltaWalk {
     step->content = {id < 0 ? nullptr : in.state.node(id, head), in.state.node_layout.dtype};
     step->stride = in.shape.value_dim;
     step->transition = nullptr;
+    step->content_scale = step->transition_scale = nullptr;
   }
 };
 

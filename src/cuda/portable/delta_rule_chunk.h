@@ -41,6 +41,7 @@ __device__ __forceinline__ void delta_load_rows(const DeltaInputs& in, const Chu
     rows.suffix[i] = 0;
     rows.write[i] = source.write(in.write, head, i);
   }
+#pragma unroll 1
   for (int n = threadIdx.x; n < 64 * 8; n += threads) {
     const int row = n / 8, level = n % 8;
     float weight = 0;
@@ -65,6 +66,7 @@ __device__ __forceinline__ void delta_load_rows(const DeltaInputs& in, const Chu
     }
     __syncthreads();
   }
+#pragma unroll 1
   for (int n = threadIdx.x; n < 2 * 7 * 64; n += threads) rows.prefix[n] = decay_of(rows.prefix[n]);
   __syncthreads();
 }

@@ -4,13 +4,15 @@
 // chunks.
 #pragma once
 
-#include "cuda/portable/delta_rule.h"
+#include "cuda/portable/delta_rule_half_gradient.h"
 
 namespace lla::cuda {
 
 // Scratch memory of backward. Step s of a chunk (or of the border at which the final state's nodes stand) is the s-th node
 // of the call that it reads; X of step s is what that node sees, dX its gradient.
 struct DeltaGradients {
+  // On halves; then only lambda and what follows it here, dx of step 0, and the counts and strides of nodes are in use.
+  DeltaHalfGradients halves;
   DeltaScratch nodes;
   int64_t steps = 0, rows = 0, groups = 0, levels = 0;
   float* x = nullptr;         // [step - 1][row][head][key_stride]; step 0 is nodes.query
@@ -91,6 +93,13 @@ int32_t launch_delta_read_gradients(const DeltaInputs& in, const DeltaGradients&
                                     bool exact, void* stream);
 int32_t launch_delta_row_gradients(const DeltaInputs& in, const DeltaGradients& scratch, const MixerBackward& problem,
                                    bool exact, void* stream);
+// Of calls without states, on halves.
+int32_t launch_delta_half_read_gradients(const DeltaInputs& in, const DeltaGradients& scratch, const MixerBackward& problem,
+                                         void* stream);
+int32_t load_delta_half_read_gradients();
+int32_t launch_delta_half_row_gradients(const DeltaInputs& in, const DeltaGradients& scratch, const MixerBackward& problem,
+                                        void* stream);
+int32_t load_delta_half_row_gradients();
 int32_t launch_delta_group_sums(const DeltaInputs& in, const DeltaGradients& scratch, const MixerBackward& problem,
                                 void* stream);
 int32_t load_delta_walks();

@@ -34,40 +34,49 @@ __global__ void __launch_bounds__(kThreads, 4)
     while (from < share && base + step * from < nodes.first_head) ++from;
     while (to > from && base + step * (to - 1) >= pass_end) --to;
     if (from == to) continue;
-    for (int64_t n = threadIdx.x; n < span.hi * dk; n += kThreads) {
-      const int r = static_cast<int>(n / dk);
-      const int64_t i = n % dk, position = span.begin + r, row = span.row(sequence, r);
+    const int fours = static_cast<int>((dk + 3) / 4);
+    for (int n = static_cast<int>(threadIdx.x); n < span.hi * fours; n += kThreads) {
+      const int r = n / fours, i = 4 * (n - r * fours), left = static_cast<int>(dk) - i;
+      const int64_t position = span.begin + r, row = span.row(sequence, r);
       const bool is_query = r >= span.lo;
+      float4 dk_sum = make_float4(0, 0, 0, 0), dq_sum = dk_sum;
+      const auto add = [](float4& sum, const float* from) {
+        const float4 x = *reinterpret_cast<const float4*>(from);
+        sum.x += x.x, sum.y += x.y, sum.z += x.z, sum.w += x.w;
+      };
       float* key_sum = scratch.key_sum + ((place + r) * groups + group) * nodes.key_stride + i;
       float* query_sum = scratch.query_sum + (row * groups + group) * nodes.key_stride + i;
-      float dk_sum = from == 0 ? 0.0f : *key_sum, dq_sum = from == 0 || !is_query ? 0.0f : *query_sum;
+      if (from > 0) add(dk_sum, key_sum);
+      if (from > 0 && is_query) add(dq_sum, query_sum);
       for (int64_t h = from; h < to; ++h) {
         const int64_t head = base + step * h;
-        dk_sum += scratch.key[nodes.place(place + r, head) * nodes.key_stride + i];
-        if (is_query) dq_sum += scratch.dx_at(0, row, head)[i];
+        add(dk_sum, scratch.key + nodes.place(place + r, head) * nodes.key_stride + i);
+        if (is_query) add(dq_sum, scratch.dx_at(0, row, head) + i);
       }
       if (to < share) {
-        *key_sum = dk_sum;
-        if (is_query) *query_sum = dq_sum;
+        *reinterpret_cast<float4*>(key_sum) = dk_sum;
+        if (is_query) *reinterpret_cast<float4*>(query_sum) = dq_sum;
         continue;
       }
       if (delta_has_final_row(targets.state, sequence, shape.grain, position)) {
         const int64_t ring = delta_gradient_ring(sequence.final_gradient, targets.state.tail_layout, shape.grain, position);
-        dk_sum += load_element(targets.state.tail_k(sequence.final_gradient.tail, group, ring),
-                               targets.state.tail_layout.dtype, i);
+        const float4 x =
+            load4(targets.state.tail_k(sequence.final_gradient.tail, group, ring), targets.state.tail_layout.dtype, i, left);
+        dk_sum.x += x.x, dk_sum.y += x.y, dk_sum.z += x.z, dk_sum.w += x.w;
       }
       if (is_query) {
         if (targets.q.present()) {
-          put_element(targets.q.at(sequence.index, row, group), targets.q.dtype, i, scale * dq_sum, targets.q.accumulate);
+          store4({targets.q.at(sequence.index, row, group), targets.q.dtype, targets.q.accumulate}, i, left,
+                 make_float4(scale * dq_sum.x, scale * dq_sum.y, scale * dq_sum.z, scale * dq_sum.w));
         }
         if (targets.k.present())
-          put_element(targets.k.at(sequence.index, row, group), targets.k.dtype, i, dk_sum, targets.k.accumulate);
+          store4({targets.k.at(sequence.index, row, group), targets.k.dtype, targets.k.accumulate}, i, left, dk_sum);
       } else if (targets.state.tails.base && sequence.initial_gradient.tail >= 0) {
         const bool real = sequence.history.tail >= 0 && position >= sequence.history.start;
         const int64_t ring =
             delta_gradient_ring(sequence.initial_gradient, targets.state.tail_layout, shape.grain, position);
-        store_element(targets.state.tail_k(sequence.initial_gradient.tail, group, ring), targets.state.tail_layout.dtype, i,
-                      real ? dk_sum : 0.0f);
+        store4({targets.state.tail_k(sequence.initial_gradient.tail, group, ring), targets.state.tail_layout.dtype}, i, left,
+               real ? dk_sum : make_float4(0, 0, 0, 0));
       }
     }
   }

@@ -61,9 +61,9 @@ __device__ __forceinline__ void walk_store(const WalkMemory& memory, TileSum& su
 // x(step, r), dx(step, r): rows of scratch memory, null where there is none. dy(step, r): gradient of what step's node
 // gives.
 template <bool kExact, class X, class Dx, class Dy, class Weight, class AddWeight>
-__device__ __forceinline__ void walk_both_ways(const DeltaInputs& in, const DeltaGradients& scratch, DeltaWalk& walk,
-                                               const WalkMemory& memory, X x, Dx dx, Dy dy, Weight weight,
-                                               AddWeight add_weight) {
+__device__ __forceinline__ void walk_both_ways(const DeltaInputs& in, const DeltaGradients& scratch,
+                                               DeltaWalk<DeltaScratch>& walk, const WalkMemory& memory, X x, Dx dx, Dy dy,
+                                               Weight weight, AddWeight add_weight) {
   const int64_t dk = in.shape.key_dim, dv = in.shape.value_dim, key_stride = scratch.nodes.key_stride;
   int count = 0, moves = 0;  // nodes, and transitions between them
   DeltaStep step;

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads) delta_rule_read(DeltaInputs in, Delt
 
 int32_t launch_delta_read(const DeltaInputs& in, const DeltaScratch& scratch, const View& y, bool exact, void* stream) {
   const int64_t dk = in.shape.key_dim, tasks = in.batch.count * in.most_chunks() * scratch.pass_heads;
-  if (dk <= kWide && in.shape.value_dim <= kWide) return launch_delta_read_narrow(in, scratch, y, exact, stream);
+  if (exact && dk <= kWide && in.shape.value_dim <= kWide) return launch_delta_read_narrow(in, scratch, y, stream);
   if (dk <= kNarrowDim) {
     const int64_t parts = (in.shape.value_dim + 2 * kTile - 1) / (2 * kTile);
     return launch(exact ? delta_rule_read<true, true> : delta_rule_read<false, true>, tasks * parts, kThreads,

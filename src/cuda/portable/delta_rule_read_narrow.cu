@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// delta_rule_read.cu for key and value dimensions of at most 128. A block works on two neighbouring chunks: all that the
-// even one reads the odd one reads as well, and one node more, the even one's own.
+// delta_rule_read.cu for key and value dimensions of at most 128 in fp32; types of 16 bits have delta_rule_half_read.cu. A
+// block works on two neighbouring chunks: all that the even one reads the odd one reads as well, and one node more, the even
+// one's own.
 #include "cuda/portable/delta_rule_wide.h"
 
 namespace lla::cuda {
@@ -12,7 +13,6 @@ constexpr int kStage = kWideDepth * kWideAcross;
 constexpr int kFloats = kWide * kWideAlong + kWideBuffers * kStage + kWide;
 constexpr size_t kBytes = kFloats * sizeof(float) + kMostSteps * sizeof(DeltaStep);
 
-template <bool kExact>
 __global__ void __launch_bounds__(kWideThreads, 1)
     delta_rule_read_narrow(DeltaInputs in, DeltaScratch scratch, View y, int64_t most_pairs) {
   float* x = reinterpret_cast<float*>(shared_memory());  // [128][kWideAlong]
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
         const float* tile = stages + used++ % kWideBuffers * kStage;
         const float* from = x + part * kWideDepth;
         if (!reads) continue;
-        sum.template add<kExact>(
+        sum.add<true>(
             kWideDepth, [&](int m, int k) { return weights[m] * from[m * kWideAlong + k]; },
             [&](int k, int n) { return tile[k * kWideAcross + n]; });
       }
@@ -128,7 +128,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
         const float* tile = stages + used++ % kWideBuffers * kStage;
         const float* from = x + part * kWideDepth;
         if (!reads) continue;
-        next.template add<kExact>(
+        next.add<true>(
             kWideDepth, [&](int m, int k) { return from[m * kWideAlong + k]; },
             [&](int k, int n) { return tile[k * kWideAcross + n]; });
       }
@@ -155,16 +155,12 @@ __global__ void __launch_bounds__(kWideThreads, 1)
 
 }  // namespace
 
-int32_t launch_delta_read_narrow(const DeltaInputs& in, const DeltaScratch& scratch, const View& y, bool exact,
-                                 void* stream) {
+int32_t launch_delta_read_narrow(const DeltaInputs& in, const DeltaScratch& scratch, const View& y, void* stream) {
   const int64_t most_pairs = in.most_chunks() / 2 + 1;
-  return launch(exact ? delta_rule_read_narrow<true> : delta_rule_read_narrow<false>,
-                in.batch.count * most_pairs * scratch.pass_heads, kWideThreads, kBytes, stream, in, scratch, y, most_pairs);
+  return launch(delta_rule_read_narrow, in.batch.count * most_pairs * scratch.pass_heads, kWideThreads, kBytes, stream, in,
+                scratch, y, most_pairs);
 }
 
-int32_t load_delta_read_narrow() {
-  const int32_t status = load_kernel(delta_rule_read_narrow<true>);
-  return status ? status : load_kernel(delta_rule_read_narrow<false>);
-}
+int32_t load_delta_read_narrow() { return load_kernel(delta_rule_read_narrow); }
 
 }  // namespace lla::cuda

@@ -69,8 +69,8 @@ __device__ __forceinline__ void read_product(const ReadMemory& memory, int64_t d
 
 // X <- X Phi. `spill(row)`: where row's columns may be put meanwhile, null for rows that are zero anyway.
 template <bool kExact, bool kNarrow, class Spill>
-__device__ __forceinline__ void read_transition(const ReadMemory& memory, int64_t dk, const float* transition,
-                                                int64_t stride, Spill spill) {
+__device__ __forceinline__ void read_transition(const ReadMemory& memory, int64_t dk, const void* transition, int64_t stride,
+                                                Spill spill) {
   TileSum next[kSides<kNarrow>];
   for (int64_t column = 0; column < dk; column += kSides<kNarrow> * kTile) {
     for (TileSum& sum : next) sum.clear();

@@ -284,8 +284,7 @@ __device__ __forceinline__ void put_wide(WideSum& sum, float* out, int64_t strid
 
 // launch_delta_chunks() and launch_delta_read() for dimensions of at most 128.
 int32_t launch_delta_chunks_narrow(const DeltaInputs& in, const DeltaScratch& scratch, bool reads, bool exact, void* stream);
-int32_t launch_delta_read_narrow(const DeltaInputs& in, const DeltaScratch& scratch, const View& y, bool exact,
-                                 void* stream);
+int32_t launch_delta_read_narrow(const DeltaInputs& in, const DeltaScratch& scratch, const View& y, void* stream);
 int32_t load_delta_chunks_narrow();
 int32_t load_delta_read_narrow();
 
