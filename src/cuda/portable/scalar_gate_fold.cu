@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kThreads, 2) fold_steps(const __grid_constant_
 #pragma unroll
         for (int i = 0; i < kRowsAtOnce; ++i) {
 #pragma unroll
-          for (int j = 0; j < kColumns; ++j) merged[i][j] += factor * other[i][j];
+          for (int j = 0; j < kColumns; ++j) merged[i][j] = fmaf(factor, other[i][j], merged[i][j]);  // as longer calls do
         }
         decay += node.decay;
       });

@@ -194,7 +194,8 @@ __global__ void __launch_bounds__(kWalkThreads)
       float sum = 0, decay = 0;
       for (uint64_t left = parts; left; left &= left - 1) {
         const NodeSource node = past_node(in, walk, chunk, __ffsll(static_cast<long long>(left)) - 1, head);
-        if (node.data && e < size) sum += decay_of(decay) * load_element(node.data, node.dtype, row * node.row + column);
+        if (node.data && e < size)
+          sum = fmaf(decay_of(decay), load_element(node.data, node.dtype, row * node.row + column), sum);
         decay += node.decay;
       }
       if (e < size) {

@@ -56,8 +56,9 @@ __global__ void __launch_bounds__(kThreads) leaves(const __grid_constant__ Input
   }
 }
 
+// Fused, whatever the compiler makes of the surroundings: the fold of a step must have the same bits (scalar_gate_fold.cu).
 __device__ __forceinline__ float4 add_scaled(float4 a, float factor, float4 b) {
-  return make_float4(a.x + factor * b.x, a.y + factor * b.y, a.z + factor * b.z, a.w + factor * b.w);
+  return make_float4(fmaf(factor, b.x, a.x), fmaf(factor, b.y, a.y), fmaf(factor, b.z, a.z), fmaf(factor, b.w, a.w));
 }
 __device__ __forceinline__ float4 rounded4(int32_t dtype, float4 a) {
   return make_float4(rounded(dtype, a.x), rounded(dtype, a.y), rounded(dtype, a.z), rounded(dtype, a.w));
