@@ -115,6 +115,7 @@ lla_status lla_layer_query(const lla_layer* layer, lla_layer_key key, int64_t in
   LLA_REQUIRE(layer);
   LLA_REQUIRE(size);
   const Layer& known = *unwrap(layer);
+  const DeviceScope scope(known.context);  // kernels are chosen by the device
   const bool by_index = key == LLA_LAYER_STEP_KERNEL || key == LLA_LAYER_BACKWARD_STEP_KERNEL;
   if (!by_index && index != 0)
     return fail(error, LLA_INVALID_ARGUMENT, "%s: index is %lld for a key without index", __func__,
@@ -158,6 +159,7 @@ lla_status lla_layer_workspace(const lla_layer* layer, const lla_batch_limits* l
   Limits plain;
   LLA_TRY(read_limits(known, &plain, error));
   size_t size = 0;
+  const DeviceScope scope(unwrap(layer)->context);
   LLA_TRY(measure_program(*unwrap(layer), plain, pass, &size, error));
   *bytes = size;
   if (alignment) *alignment = static_cast<size_t>(kAlignment);
@@ -174,6 +176,7 @@ lla_status lla_layer_saved_size(const lla_layer* layer, const lla_batch_limits* 
   Limits plain;
   LLA_TRY(read_limits(known, &plain, error));
   size_t size = 0;
+  const DeviceScope scope(unwrap(layer)->context);
   LLA_TRY(measure_saved(*unwrap(layer), plain, &size, error));
   *bytes = size;
   if (alignment) *alignment = static_cast<size_t>(kAlignment);

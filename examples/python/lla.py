@@ -122,7 +122,7 @@ def _bindings(arrays):
     """A C array of bindings; `arrays` must stay alive while it is used."""
     bindings = (_Binding * max(1, len(arrays)))()
     for binding, (name, array) in zip(bindings, arrays.items()):
-        if array.dtype.name not in _DTYPES:
+        if array.dtype.name not in _DTYPES or not array.dtype.isnative:
             raise TypeError(f"{name}: arrays of {array.dtype} are not supported")
         if array.ndim > 6:
             raise ValueError(f"{name}: more than 6 dimensions")
@@ -214,7 +214,10 @@ class Batch:
     (-1 = padding), or targets[b] receives the history of slots[b] and the rows."""
 
     def __init__(self, context, counts, state=None, slots=None, targets=None):
-        self.context, self.state, self.rows = context, state, int(sum(counts))
+        for name, values in (("slots", slots), ("targets", targets)):
+            if values is not None and len(values) != len(counts):
+                raise ValueError(f"{len(values)} {name} for {len(counts)} sequences")
+        self.context, self.state, self.rows, self.count = context, state, int(sum(counts)), len(counts)
         self.limits = _BatchLimits(max_sequences=len(counts), max_rows=self.rows,
                                    max_rows_per_sequence=max([1, *counts]), max_length=0 if state else max([1, *counts]))
         self._memory = _memory("lla_batch_size", context, ctypes.byref(self.limits))
@@ -233,6 +236,8 @@ class Batch:
 
     def commit(self, accepted=None):
         """Makes the rows part of their sequences, for all layers; accepted[b] of them, or all."""
+        if accepted is not None and len(accepted) != self.count:
+            raise ValueError(f"{len(accepted)} accepted counts for {self.count} sequences")
         kept = _index(accepted)
         _call("lla_state_commit", self.state, self, kept[1], None)
 

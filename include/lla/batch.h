@@ -148,7 +148,8 @@ LLA_API lla_status lla_batch_device_size(const lla_context *context, const lla_b
  * @param memory  memory of the device; stays the caller's.
  * @param bytes   its size.
  * @param error   may be NULL.
- * @return LLA_OK; LLA_NULL_POINTER, LLA_BUFFER_TOO_SMALL, LLA_MISALIGNED. Since 0.1.
+ * @return LLA_OK; LLA_NULL_POINTER, LLA_BUFFER_TOO_SMALL, LLA_MISALIGNED, LLA_INVALID_ARGUMENT (not memory of the device),
+ *         LLA_BUSY (planned, or committed and not settled: its plan lies in the memory that it has). Since 0.1.
  */
 LLA_API lla_status lla_batch_bind_device(lla_batch *batch, void *memory, size_t bytes, lla_error *error);
 /**
@@ -160,7 +161,11 @@ LLA_API lla_status lla_batch_bind_device(lla_batch *batch, void *memory, size_t 
  * @param error   may be NULL; names the argument and the entry.
  * @return LLA_OK; LLA_NULL_POINTER, LLA_STRUCT_VERSION, LLA_INVALID_ARGUMENT (out of a limit or range; a destination twice),
  *         LLA_WRONG_CONTEXT, LLA_STATE_INCOMPATIBLE, LLA_LEVELS_EXCEEDED (beyond max_length), LLA_POSITION_MISMATCH,
- *         LLA_SLOT_IN_USE, LLA_NO_BLOCKS. On failure the batch is unplanned and the state as it was. Since 0.1.
+ *         LLA_SLOT_IN_USE, LLA_NO_BLOCKS, LLA_DTYPE_MISMATCH, LLA_MISALIGNED (an index array), LLA_FORKED, LLA_DEVICE_ERROR;
+ *         LLA_UNSUPPORTED (gradient_state beside arrays on the device); LLA_BUSY (the batch, or an earlier commit of a slot that
+ *         host arrays name, is not settled). On failure the batch is unplanned, unless it was committed and is not settled, and
+ *         the state as it was. A batch that was committed with arrays on the device must be settled before its memory goes: its
+ *         slots, and every later commit, wait for it. Since 0.1.
  */
 LLA_API lla_status lla_batch_plan(lla_batch *batch, lla_state *state, const lla_rows *rows, void *stream, lla_error *error);
 /**

@@ -492,7 +492,7 @@ class batch {
    *  @param stream  of the device; also for the calls with this plan. @return as lla_batch_plan(). */
   lla_status plan(const state &history, const lla_rows &step, error &reason, void *stream = nullptr) noexcept {
     const lla_status status = lla_batch_plan(object_, history.get(), &step, stream, &reason);
-    history_ = status == LLA_OK ? history : state();  // the old plan's state lives until here
+    if (status != LLA_BUSY) history_ = status == LLA_OK ? history : state();  // the old plan's state lives until here
     stream_ = stream;
     return status;
   }

@@ -191,7 +191,7 @@ LLA_API lla_status lla_state_truncate(lla_state *state, int64_t slot, int64_t po
 /** @brief Position of a slot. Since 0.1. @param state  the state. @param slot  the slot. @param length  receives it.
  *  @param error  may be NULL. @return LLA_OK; LLA_NULL_POINTER, LLA_INVALID_ARGUMENT. */
 LLA_API lla_status lla_state_length(const lla_state *state, int64_t slot, int64_t *length, lla_error *error);
-/** @brief Lowest position that lla_state_truncate() reaches. Since 0.1. @param state  the state. @param slot  the slot.
+/** @brief Lowest position that lla_state_truncate() reaches; as far as the host knows, as lla_state_length(). Since 0.1. @param state  the state. @param slot  the slot.
  *  @param length  receives it. @param error  may be NULL. @return LLA_OK; LLA_NULL_POINTER, LLA_INVALID_ARGUMENT. */
 LLA_API lla_status lla_state_min_length(const lla_state *state, int64_t slot, int64_t *length, lla_error *error);
 

@@ -63,6 +63,8 @@ lla_status batch_device_size(const Context& context, const Limits& limits, size_
 }
 
 lla_status bind_device_memory(Batch* batch, void* memory, size_t bytes, lla_error* error) noexcept {
+  if (batch->phase == BatchPhase::Planned || batch->phase == BatchPhase::Pending)
+    return fail(error, LLA_BUSY, "batch: its plan lies in the memory that it has");
   size_t needed = 0;
   LLA_TRY(batch_device_size(*batch->context, batch->limits, &needed, error));
   if (reinterpret_cast<uintptr_t>(memory) % static_cast<uintptr_t>(kAlignment) != 0)

@@ -131,23 +131,25 @@ lla_status commit_on_device(Batch* batch, const lla_index& accepted, void* strea
     request.accepted = {base + layout.accepted, 0};
   }
   LLA_TRY(device_status(context, context.device->commit(&request, stream), "the commit cannot be made", error));
-  for (int64_t i = 0; batch->may_fork && i < state.plan().layers; ++i) {
+  // From here on the device has moved, so the batch is pending even if what follows fails.
+  lla_status copied = LLA_OK;
+  for (int64_t i = 0; batch->may_fork && copied == LLA_OK && i < state.plan().layers; ++i) {
     const int32_t status = context.device->copy_forks(&request, &state.memory(i), stream);
-    LLA_TRY(device_status(context, status, "the rows of forks cannot be copied", error));
+    copied = device_status(context, status, "the rows of forks cannot be copied", error);
   }
   release_reservations(batch);
   batch->phase = BatchPhase::Pending;
   batch->collected = false;
   batch->counts_given = accepted.data != nullptr;
   batch->turn = state.begin_commit(batch->slots_known);
-  if (!batch->slots_known) return LLA_OK;
+  if (!batch->slots_known) return copied;
   for_known_slots(*batch, [](SlotRecord& slot, int64_t rows, bool in_place) {
     slot.device_version = ++slot.version;
     ++slot.behind;
     slot.pending += rows;
     slot.arrivals += !in_place;
   });
-  return LLA_OK;
+  return copied;
 }
 
 lla_status collect_batch(Batch* batch, void* stream, lla_error* error) noexcept {

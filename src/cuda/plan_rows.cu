@@ -55,11 +55,14 @@ __device__ uint32_t read_rows(const PlanRequest& r, int64_t b, int64_t* begin, i
   const int64_t first = ragged ? r.offsets.at(b) : b * r.rows_per_sequence;
   const int64_t next = ragged ? r.offsets.at(b + 1) : first + r.rows_per_sequence;
   bool good = first >= 0 && next >= first && next <= r.total_rows;
+  int64_t highest = first;
   if (ragged) {  // beyond every sequence before it, good or bad
-    for (int64_t a = 0; a < b; ++a) good = good && r.offsets.at(a) <= first;
+    for (int64_t a = 0; a < b; ++a) highest = r.offsets.at(a) > highest ? r.offsets.at(a) : highest;
   }
+  good = good && highest == first;
+  // Kernels look rows up by where sequences begin: that rises, whatever stands in the array.
+  *begin = highest < 0 ? 0 : lesser(highest, r.total_rows);
   if (!good) return LLA_FAULT_ROWS;
-  *begin = first;
   const int64_t count = r.counts.present() ? r.counts.at(b) : next - first;
   if (count < 0 || count > next - first || count > r.most_rows) return LLA_FAULT_ROWS;
   *rows = count;

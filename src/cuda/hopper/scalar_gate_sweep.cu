@@ -153,6 +153,7 @@ __global__ void __launch_bounds__(kJoinThreads)
         state = sum;
       }
     } else {
+      float latest[32];  // log decays of the newest node of each level: other blocks' are not there yet
       for (int64_t i = 0; i < count; ++i) {
         const int64_t place = in.place(places + i, head, tile), segment = oldest + i;
         const int level = __ffsll(~segment) - 1;
@@ -167,15 +168,14 @@ __global__ void __launch_bounds__(kJoinThreads)
           const float4 x = load4(in.upper + from * size, LLA_BF16, 4 * element, 4);
           sum = make_float4(fmaf(factor, x.x, sum.x), fmaf(factor, x.y, sum.y), fmaf(factor, x.z, sum.z),
                             fmaf(factor, x.w, sum.w));
-          decay += in.upper_decay[from];
+          decay += latest[u];
         }
+        latest[level] = decay;
         uint2 pairs;
         pairs.x = pack<Half::kBf16>(sum.x, sum.y);
         pairs.y = pack<Half::kBf16>(sum.z, sum.w);
         reinterpret_cast<uint2*>(in.upper + place * size)[element] = pairs;
-        __syncthreads();
         if (element == 0) in.upper_decay[place] = decay;
-        __syncthreads();
       }
     }
   }
@@ -190,6 +190,25 @@ int bits(int64_t x) {
 int64_t tiles_of(const MixerShape& shape) { return (shape.value_dim + kColumns - 1) / kColumns; }
 int key_columns(const MixerShape& shape) { return shape.key_dim <= 64 ? 64 : 128; }
 int segment_log_of(const MixerShape& shape) { return shape.levels == 0 ? kLinearSegmentLog : kSegmentLog; }
+
+// How sequences are cut. Whether they are depends on the batch's longest one, but a sequence for which it makes a difference,
+// because it is longer than a segment, is always cut: its bits do not depend on the others.
+struct Cut {
+  int levels;        // of nodes that are read
+  int64_t segments;  // of one sequence
+  bool segmented;
+
+  Cut(const MixerShape& shape, int64_t most_rows, int64_t most_length) {
+    const int segment_log = segment_log_of(shape);
+    const int64_t by_position = (most_length + kBlock - 1) >> kBlockLog;
+    const int64_t most_blocks = std::min(((most_rows + kBlock - 2) >> kBlockLog) + 1, by_position);
+    const int by_length = bits((most_length - 1) >> kBlockLog), by_rows = bits(most_blocks) + 1;
+    levels = by_length < by_rows ? by_length : by_rows;
+    const int64_t whole = (int64_t{1} << segment_log) - 1;
+    segments = std::min(((most_blocks + whole - 1) >> segment_log) + 1, (by_position + whole) >> segment_log);
+    segmented = shape.levels == 0 ? segments > 1 : levels > kSegmentLog;
+  }
+};
 
 // The scratch of segments; without memory it only counts.
 Size carve(const MixerShape& shape, int64_t rows, int64_t sequences, char* memory, SweepParameters* to) {
@@ -296,6 +315,10 @@ bool accepts_scalar_gate_forward(const void* problem) {
 
 void measure_scalar_gate_forward(const void* problem, const Limits& limits, Need* need) {
   const MixerForward& p = *static_cast<const MixerForward*>(problem);
+  if (!Cut(p.shape, limits.rows_per_sequence, limits.length).segmented) {
+    need->shared = 0;
+    return;
+  }
   const Size used = carve(p.shape, limits.rows, limits.sequences, nullptr, nullptr);
   need->shared = used.valid() ? used.value() : -1;
 }
@@ -315,22 +338,14 @@ int32_t launch_scalar_gate_forward(const void* problem, const Limits&, char* scr
   in.lambda = p.lambda;
   in.y = p.y;
   in.tiles = tiles_of(shape);
-  // Blocks that one sequence touches, and the levels of nodes that are read.
-  const int64_t by_position = (batch.most_length + kBlock - 1) >> kBlockLog;
-  const int64_t most_blocks = std::min(((batch.most_rows + kBlock - 2) >> kBlockLog) + 1, by_position);
-  const int by_length = bits((batch.most_length - 1) >> kBlockLog), by_rows = bits(most_blocks) + 1;
-  const int levels = by_length < by_rows ? by_length : by_rows;
-  const int segment_log = segment_log_of(shape);
-  const int64_t segments = std::min(((most_blocks + (int64_t{1} << segment_log) - 2) >> segment_log) + 1,
-                                    (by_position + (int64_t{1} << segment_log) - 1) >> segment_log);
-  // A log-linear result does not depend on segments: they are for few long sequences. A linear one does.
+  const Cut cut(shape, batch.most_rows, batch.most_length);
+  const int levels = cut.levels;
+  const bool segmented = cut.segmented;
   const int64_t sweeps = batch.count * shape.heads * in.tiles;
-  const bool segmented = linear ? segments > 1
-                                : levels > kMostSlots || (levels > kSegmentLog && sweeps < 2 * multiprocessors());
   SharedLayout& layout = in.layout;
   if (segmented) {
-    in.segment_log = segment_log;
-    in.segments = segments;
+    in.segment_log = segment_log_of(shape);
+    in.segments = cut.segments;
     carve(shape, batch.total_rows, batch.count, scratch, &in);
   }
   layout.slots = linear ? 2 : segmented ? kSegmentLog : levels < 1 ? 1 : levels;

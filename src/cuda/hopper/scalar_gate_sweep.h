@@ -3,7 +3,7 @@
 // values. What the kernel's parts share: parameters, the order of tasks, shared memory.
 //
 // A sweep goes in blocks of 128 rows, numbered absolutely. Nodes of level b here are buckets of 2^b blocks. They are held as
-// bf16 tiles in shared memory from their creation to their merge and never decay: the rows' weights do (spec.md 11.3).
+// bf16 tiles in shared memory from their creation to their merge and never decay: the rows' weights do.
 #pragma once
 
 #include "core/checked.h"
