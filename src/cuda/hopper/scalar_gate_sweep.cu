@@ -19,7 +19,6 @@ constexpr int kGroupRegisters[4] = {96, 136, 136, 144};
 static_assert(registers_suffice(kGroupRegisters), "more registers than a block has");
 
 constexpr int64_t kMostLength = int64_t{1} << 21;  // of a sequence, so that weights of all levels fit
-constexpr int kMostSlots = 7;                      // beside one stage of q, k, v
 constexpr int kLinearSegmentLog = 7;  // always the same: a linear state's bits depend on where segments end
 constexpr int kSegmentLog = 5;
 
