@@ -46,7 +46,6 @@ class DevicePlanner {
   void* stream_;
   lla_error* error_;
   PlannedSnapshot* snapshots_ = nullptr;
-  int64_t* arrays_ = nullptr;
   IndexView views_[kPlanArrays];  // where the device finds the arrays
   int64_t bytes_ = 0;             // of the request
   int64_t longest_rows_ = 0, most_nodes_ = 0;
