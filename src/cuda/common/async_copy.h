@@ -2,6 +2,8 @@
 // Copies of 16 bytes from global to shared memory that run while the thread goes on (cp.async), in groups.
 #pragma once
 
+#include <cstring>
+
 #include "cuda/common/platform.h"
 
 namespace lla::cuda {
@@ -13,6 +15,18 @@ __device__ __forceinline__ void copy_async16(void* to, const void* from) {
 #else
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
                "l"(from)
+               : "memory");
+#endif
+}
+
+// The same of the first `bytes` (0 ... 16) bytes; the others become zero.
+__device__ __forceinline__ void copy_async16(void* to, const void* from, int bytes) {
+#if defined(LLA_CUDA_EMULATED)
+  std::memset(to, 0, 16);
+  std::memcpy(to, from, static_cast<size_t>(bytes));
+#else
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
+               "l"(from), "r"(bytes)
                : "memory");
 #endif
 }

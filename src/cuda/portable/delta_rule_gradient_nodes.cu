@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kWideThreads, kExact ? 1 : 2)
         at += kWideDepth;
         if (at >= rows) at = 0, ++chunk;
       }
-      copies_end_group();
+      commit_copies();
     };
     WideSum sum;
     sum.clear();
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kWideThreads, kExact ? 1 : 2)
     bring();
     bring();
     while (used < brought) {
-      copies_wait<1>();
+      wait_copies<1>();
       __syncthreads();
       const float *x = stage(used++), *y = x + kWideTileAcross;
       bring();
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kWideThreads, kExact ? 1 : 2)
           kWideDepth, [&](int m, int k) { return x[k * kWideAcross + m]; },
           [&](int k, int n) { return y[k * kWideAcross + n]; });
     }
-    copies_wait<0>();
+    wait_copies<0>();
     const int64_t border = delta_border(sequence, in.chunk);
     if (sequence.final_gradient.tail >= 0 && gradient.nodes.base && ((border >> level) & 1) != 0 &&
         bucket_end(border, level) == end && reads(border)) {

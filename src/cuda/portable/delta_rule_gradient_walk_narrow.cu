@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kWideThreads, kExact ? 1 : 2)
         const FloatMatrix matrix{{steps[i / key_parts].transition, LLA_F32}, nodes.key_stride, dk, dk};
         bring_tile<kWideDepth, kWide>(stage(i), kWideAcross, matrix, i % key_parts * kWideDepth, 0);
       }
-      copies_end_group();
+      commit_copies();
     };
     WarpSum<2, 4> sum(32 * (warp / 4), 32 * (warp % 4));
     const auto put = [&](auto base_of) {  // into x and to scratch memory
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kWideThreads, kExact ? 1 : 2)
     for (int move = 0, i = 0; move < moves; ++move) {
       sum.clear();
       for (int part = 0; part < key_parts; ++part, ++i) {
-        copies_wait<0>();
+        wait_copies<0>();
         __syncthreads();
         bring_move(i + 1);
         const float *from = x + part * kWideDepth, *tile = stage(i);
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kWideThreads, kExact ? 1 : 2)
       __syncthreads();
       put([&](int64_t r) { return scratch.x_at(move + 1, r, head); });
     }
-    copies_wait<0>();
+    wait_copies<0>();
     __syncthreads();
 
     // Back. What the history's nodes see is the X after the last move; their gradients add up there.
@@ -117,11 +117,11 @@ __global__ void __launch_bounds__(kWideThreads, kExact ? 1 : 2)
           if (!transition_ahead) --step_ahead;
         }
       }
-      copies_end_group();
+      commit_copies();
     };
     const auto add = [&](const float* from, int parts) {
       for (int part = 0; part < parts; ++part) {
-        copies_wait<0>();
+        wait_copies<0>();
         __syncthreads();
         const float *left = from + part * kWideDepth, *tile = stage(used++);
         bring();
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kWideThreads, kExact ? 1 : 2)
             (four[0] + four[1]) + (four[2] + four[3]);
       }
     }
-    copies_wait<0>();
+    wait_copies<0>();
     __syncthreads();
   }
 }

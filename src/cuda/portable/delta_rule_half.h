@@ -329,7 +329,7 @@ __device__ __forceinline__ void bring_halves(char* tile, const void* matrix, int
   for (int i = 0; i < kRows / (kThreadCount / 16); ++i) {
     const int r = first + i * (kThreadCount / 16);
     const bool there = inside && r < rows;
-    copy16(reinterpret_cast<float*>(tile + half_place(r, piece)),
+    copy_async16(tile + half_place(r, piece),
            reinterpret_cast<const float*>(there ? from + i * (kThreadCount / 16) * stride * 2 : matrix), there ? 16 : 0);
   }
 }
@@ -380,7 +380,7 @@ __device__ __forceinline__ void bring_raw_rows(char* tile, const CallRows& rows,
     const int r = first + 16 * i;
     float* to = reinterpret_cast<float*>(tile + half_place(r, piece));
     if (inside && r >= rows.lo && r < rows.hi)
-      copy16(to, reinterpret_cast<const float*>(rows.data + r * rows.stride + 16 * piece), 16);
+      copy_async16(to, rows.data + r * rows.stride + 16 * piece, 16);
     else
       *reinterpret_cast<float4*>(to) = make_float4(0, 0, 0, 0);
   }

@@ -74,14 +74,14 @@ __global__ void __launch_bounds__(kWideThreads, 2) delta_rule_half_chunks(DeltaI
     bring_raw_rows(shared.keys, CallRows(in.k, sequence, span, group), dk);
     bring_raw_rows(shared.queries, CallRows(in.q, sequence, span, group), dk);
     bring_raw_rows(shared.values, CallRows(in.v, sequence, span, head), dv);
-    copies_end_group();
+    commit_copies();
     delta_load_rows(in, source, head, rows);
     // lambda with the decay from the level's middle into a row
     for (int n = static_cast<int>(threadIdx.x); n < 512; n += kWideThreads) {
       const int level = n % 8;
       if (level > 0 && level < 7) rows.lambda[n] *= rows.prefix[(level - 1) * 64 + n / 8];
     }
-    copies_wait<0>();
+    wait_copies<0>();
 #pragma unroll 1
     for (int t = 0; t < 3; ++t) {
       const View& view = t == 0 ? in.k : t == 1 ? in.q : in.v;

@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
           const bool there = r < span.hi;
           const auto copy = [&](char* to, const void* from, bool wanted) {
             if (wanted)
-              copy16(reinterpret_cast<float*>(to + place), static_cast<const float*>(from), 16);
+              copy_async16(to + place, from, 16);
             else
               *reinterpret_cast<float4*>(to + place) = make_float4(0, 0, 0, 0);
           };
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
         }
         ++chunk;
       }
-      copies_end_group();
+      commit_copies();
     };
     // This thread's pieces of dy, once there, times lambda.
     const auto weigh = [&](int stage, const float(&weights)[4]) {
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     bring(1, weight[1]);
     int stage = 0;
     for (int64_t reader = end; reader < last; ++reader) {
-      copies_wait<1>();
+      wait_copies<1>();
       weigh(stage, weight[0]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) weight[0][i] = weight[1][i];
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
       }
       stage = stage == 2 ? 0 : stage + 1;
     }
-    copies_wait<0>();
+    wait_copies<0>();
     float biggest = 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i)
@@ -238,12 +238,12 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     }
     bring_halves(right, chunks.transition(nodes, level - 1, end, head), dk, key_stride);
     bring_halves(dcontent, scratch.content_at(slot, head), dk, value_stride);
-    copies_end_group();
+    commit_copies();
     bring_halves(dtransition, whole, dk, key_stride);
-    copies_end_group();
+    commit_copies();
     bring_halves(content, chunks.content(nodes, middle, head), dk, value_stride);
     bring_halves(transition, chunks.transition(nodes, level - 1, middle, head), dk, key_stride);
-    copies_end_group();
+    commit_copies();
     const float right_scale = *chunks.transition_scale(nodes, level - 1, end, head),
                 dcontent_scale = *scratch.content_scale_at(slot, head),
                 dtransition_scale = *scratch.transition_scale_at(level, slot, head),
@@ -251,7 +251,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
                 transition_scale = *chunks.transition_scale(nodes, level - 1, middle, head);
     const int64_t left_slot = chunks.slot_of(middle - 1);
     HalfSum sum;
-    copies_wait<2>();
+    wait_copies<2>();
     __syncthreads();
     {
       sum.multiply<Stored::kByDepth, Stored::kByDepth>(right, dcontent, key_steps);
@@ -260,7 +260,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
       const float unit = sum.add_halves(right_scale * dcontent_scale, to, *scale, dk, value_stride);
       sum.put(unit, to, scale, dk, value_stride, most_of_warps);
     }
-    copies_wait<1>();
+    wait_copies<1>();
     __syncthreads();
     {
       sum.multiply<Stored::kByDepth, Stored::kByDepth>(right, dtransition, key_steps);
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
       const float unit = sum.add_halves(right_scale * dtransition_scale, to, *scale, dk, key_stride);
       sum.put(unit, to, scale, dk, key_stride, most_of_warps);
     }
-    copies_wait<0>();
+    wait_copies<0>();
     __syncthreads();
     {
       sum.multiply<Stored::kAlongDepth, Stored::kAlongDepth>(dcontent, content, value_steps);

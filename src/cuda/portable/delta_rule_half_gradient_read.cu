@@ -132,9 +132,9 @@ __global__ void __launch_bounds__(kWideThreads, 1)
       bring_raw_rows(shared.dy, given, dv);
       const unsigned short* x = nodes.inverse + nodes.place(chunk_place, head) * (kTile * kTile);
       for (int n = static_cast<int>(threadIdx.x); n < 512; n += kWideThreads)
-        copy16(reinterpret_cast<float*>(shared.x + half_place<kSquareRow>(n / 8, n % 8)),
+        copy_async16(shared.x + half_place<kSquareRow>(n / 8, n % 8),
                reinterpret_cast<const float*>(x + 8 * n), 16);
-      copies_end_group();
+      commit_copies();
       delta_load_rows(in, source, head, rows);
       if (threadIdx.x < 64) {
         const int r = static_cast<int>(threadIdx.x);
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
       put_raw_rows(shared.keys, k, dk);
       put_raw_rows(shared.values, v, dv);
       put_raw_rows(shared.dy, given, dv);
-      copies_wait<0>();
+      wait_copies<0>();
     }
     const float query_scale = scale_tile(shared.queries, in.q.dtype, shared.most),
                 key_scale = scale_tile(shared.keys, in.k.dtype, shared.most),

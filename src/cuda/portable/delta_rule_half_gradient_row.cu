@@ -89,19 +89,19 @@ __global__ void __launch_bounds__(kWideThreads, 1)
       bring_raw_rows(shared.values, v, dv);
       const unsigned short* x = nodes.inverse + nodes.place(chunk_place, head) * (kTile * kTile);
       for (int n = static_cast<int>(threadIdx.x); n < 512; n += kWideThreads)
-        copy16(reinterpret_cast<float*>(shared.x + half_place<kSquareRow>(n / 8, n % 8)),
+        copy_async16(shared.x + half_place<kSquareRow>(n / 8, n % 8),
                reinterpret_cast<const float*>(x + 8 * n), 16);
       if (full) {
         bring_halves(shared.dcontent, halves.content_at(slot, head), dk, value_stride);
         bring_halves(shared.dtransition, halves.transition_at(0, slot, head), dk, key_stride);
       }
-      copies_end_group();
+      commit_copies();
       delta_load_rows(in, source, head, rows);
       if (threadIdx.x < 64) shared.out[threadIdx.x] = 0;
       if (threadIdx.x < 8) shared.whole[threadIdx.x] = 0;
       put_raw_rows(shared.keys, k, dk);
       put_raw_rows(shared.values, v, dv);
-      copies_wait<0>();
+      wait_copies<0>();
     }
     const float key_scale = scale_tile(shared.keys, in.k.dtype, shared.most),
                 value_scale = scale_tile(shared.values, in.v.dtype, shared.most);

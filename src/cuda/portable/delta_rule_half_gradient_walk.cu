@@ -33,10 +33,10 @@ struct WalkStages {
         if (!transition) --step;
       }
     }
-    copies_end_group();
+    commit_copies();
   }
   __device__ __forceinline__ const char* next() {
-    copies_wait<kHalfStages - 2>();
+    wait_copies<kHalfStages - 2>();
     __syncthreads();
     bring();
     return tiles + used++ % kHalfStages * kHalfTile;
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
                  row[1] < 0 ? nullptr : scratch.dx_at(n - before, row[1], head), key_stride);
       }
     }
-    copies_wait<0>();
+    wait_copies<0>();
     // What the first node's reader has given, or zero.
     unsigned short* seen[2] = {row[0] < 0 ? nullptr : scratch.seen + nodes.place(row[0], head) * key_stride,
                                row[1] < 0 ? nullptr : scratch.seen + nodes.place(row[1], head) * key_stride};

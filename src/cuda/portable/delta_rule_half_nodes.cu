@@ -51,17 +51,17 @@ __global__ void __launch_bounds__(kWideThreads, 2)
     const int64_t middle = end - size / 2;
     bring_halves(shared.right, chunks.transition(scratch, level - 1, end, head), dk, key_stride);
     bring_halves(shared.content, chunks.content(scratch, middle, head), dk, value_stride);
-    copies_end_group();
+    commit_copies();
     bring_halves(shared.transition, chunks.transition(scratch, level - 1, middle, head), dk, key_stride);
-    copies_end_group();
+    commit_copies();
     const Join join{*chunks.transition_scale(scratch, level - 1, end, head), chunks.content(scratch, end, head),
                     chunks.content_scale(scratch, end, head)};
     const float content_scale = *chunks.content_scale(scratch, middle, head),
                 transition_scale = *chunks.transition_scale(scratch, level - 1, middle, head);
-    copies_wait<1>();
+    wait_copies<1>();
     __syncthreads();
     join_content(shared, join, content_scale, dk, value_stride);
-    copies_wait<0>();
+    wait_copies<0>();
     __syncthreads();
     HalfSum sum;
     sum.multiply<Stored::kAlongDepth, Stored::kByDepth>(shared.right, shared.transition, (dk + 15) / 16);
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kWideThreads, 2) delta_rule_half_straddle(Delt
         bring_halves(shared.content, chunks.content(scratch, middle, head), dk, value_stride);
         bring_halves(shared.transition, chunks.transition(scratch, level - 1, middle, head), dk, key_stride);
       }
-      copies_end_group();
+      commit_copies();
       const Join join{*chunks.transition_scale(scratch, level - 1, end, head), chunks.content(scratch, end, head),
                       chunks.content_scale(scratch, end, head)};
       float content_scale = 0;
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kWideThreads, 2) delta_rule_half_straddle(Delt
       else
         content_scale = put_matrix(shared.content, {in.state.node(id, head), in.state.node_layout.dtype}, in.shape.value_dim,
                                    dk, dv, shared.most);
-      copies_wait<0>();
+      wait_copies<0>();
       __syncthreads();
       join_content(shared, join, content_scale, dk, value_stride);
       if (own_left) {

@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
         rows.set(product, rows.scale[0] * transition_scale, rows.scale[1] * transition_scale);
       }
     }
-    copies_wait<0>();
+    wait_copies<0>();
     put_outputs(sum, y, sequence.index, row, head, dv);
     __syncthreads();
   }
@@ -152,8 +152,8 @@ __global__ void __launch_bounds__(kWideThreads, 1) delta_rule_half_store(DeltaIn
         } else {
           scale = put_matrix(tile, step.content, step.stride, dk, dv, most);
         }
-        copies_end_group();
-        copies_wait<0>();
+        commit_copies();
+        wait_copies<0>();
         __syncthreads();
         rows.multiply<Stored::kByDepth>(product, tile, key_steps);
         const bool sums = step.entry == kAbsorbed;
@@ -170,8 +170,8 @@ __global__ void __launch_bounds__(kWideThreads, 1) delta_rule_half_store(DeltaIn
       }
       if (step.transition) {
         bring_halves(tile, step.transition, dk, key_stride);
-        copies_end_group();
-        copies_wait<0>();
+        commit_copies();
+        wait_copies<0>();
         __syncthreads();
         rows.multiply<Stored::kByDepth>(product, tile, key_steps);
         rows.set(product, rows.scale[0] * *step.transition_scale, rows.scale[1] * *step.transition_scale);

@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kScanThreads, 2) delta_rule_half_scan(DeltaInp
         bring_halves<kScanThreads>(tiles + n % kScanStages * kHalfTile,
                                    scratch.transition_at(0, chunks.slot + n, sequence.index, head), dk, key_stride);
       }
-      copies_end_group();
+      commit_copies();
     };
     bring(0);
     bring(1);
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kScanThreads, 2) delta_rule_half_scan(DeltaInp
                   whole = scratch.whole[scratch.place(slot, head)];
       WalkingRows rows;
       rows.set(state, 1, 1);
-      copies_wait<kScanStages - 2>();
+      wait_copies<kScanStages - 2>();
       __syncthreads();
       bring(n + kScanStages - 1);
       rows.multiply<Stored::kAlongDepth>(product, tiles + n % kScanStages * kHalfTile, key_steps);
@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kScanThreads, 2) delta_rule_half_scan(DeltaInp
         scales[column] = rows.scale[0], scales[column + 8] = rows.scale[1];
       }
     }
-    copies_wait<0>();
+    wait_copies<0>();
     __syncthreads();
   }
 }
@@ -149,12 +149,12 @@ __global__ void __launch_bounds__(kReadThreads, 3)
     }
     const int64_t slot = chunks.slot + number - 1;
     if (number > 0) bring_halves<kReadThreads>(tile, scratch.content_at(slot, head), dv, key_stride);
-    copies_end_group();
+    commit_copies();
     WalkingRows rows;
     WideRows sum, product;
     get_queries(scratch, row, head, rows, sum);
     if (number > 0) {
-      copies_wait<0>();
+      wait_copies<0>();
       __syncthreads();
       rows.multiply<Stored::kAlongDepth>(product, tile, key_steps);
       const float* scales = scratch.state_scale + scratch.place(slot, head) * kWide;

@@ -55,11 +55,11 @@ struct HalfStages {
       transition = !transition && now.transition;
       if (!transition) ++step;
     }
-    copies_end_group();
+    commit_copies();
   }
   // The next tile, and brings one more in the place of the last.
   __device__ __forceinline__ const char* next() {
-    copies_wait<kHalfStages - 2>();
+    wait_copies<kHalfStages - 2>();
     __syncthreads();
     bring();
     return tiles + used++ % kHalfStages * kHalfTile;

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
       for (int r = first_row; r < kWide; r += 8) {
         const int64_t row = row_of(r);
         const int bytes = row < 0 || c >= dk ? 0 : dk - c < 4 ? 4 * (dk - c) : 16;
-        copy16(x + r * kWideAlong + c, bytes ? scratch.query_at(row, head) + c : scratch.query, bytes);
+        copy_async16(x + r * kWideAlong + c, bytes ? scratch.query_at(row, head) + c : scratch.query, bytes);
       }
       int count = 0;
       while (walk.next(&step)) {
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
           if (!ahead.transition) ++ahead.step;
         }
       }
-      copies_end_group();
+      commit_copies();
     };
     bring();
     bring();
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
         weights[threadIdx.x] = weight;
       }
       for (int part = 0; part < parts; ++part) {
-        copies_wait<1>();
+        wait_copies<1>();
         __syncthreads();
         bring();
         const float* tile = stages + used++ % kWideBuffers * kStage;
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
       WideSum next;
       next.clear();
       for (int part = 0; part < parts; ++part) {
-        copies_wait<1>();
+        wait_copies<1>();
         __syncthreads();
         bring();
         const float* tile = stages + used++ % kWideBuffers * kStage;
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
             [&](int m, int n, float p, float q) { *reinterpret_cast<float2*>(x + m * kWideAlong + n) = make_float2(p, q); });
       }
     }
-    copies_wait<0>();
+    wait_copies<0>();
     __syncthreads();
     sum.each_pair(
         [&](int m, int n, float p, float q) { *reinterpret_cast<float2*>(x + m * kWideAlong + n) = make_float2(p, q); });

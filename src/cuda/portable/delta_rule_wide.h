@@ -3,6 +3,7 @@
 // shared memory while the tiles before them are being multiplied.
 #pragma once
 
+#include "cuda/common/async_copy.h"
 #include "cuda/portable/delta_rule.h"
 
 namespace lla::cuda {
@@ -11,30 +12,6 @@ constexpr int kWideThreads = 256;
 constexpr int kWide = 128;             // rows and columns of a product
 constexpr int kWideAlong = kWide + 4;  // row distances as kAlong and kAcross
 constexpr int kWideAcross = kWide + 8;
-
-// 16 bytes into shared memory, on their way until copies_wait(); the first `bytes` from `from`, the others zero.
-__device__ __forceinline__ void copy16(float* to, const float* from, int bytes) {
-#if defined(LLA_CUDA_EMULATED)
-  std::memset(to, 0, 16);
-  std::memcpy(to, from, static_cast<size_t>(bytes));
-#else
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
-               "l"(from), "r"(bytes)
-               : "memory");
-#endif
-}
-__device__ __forceinline__ void copies_end_group() {
-#if !defined(LLA_CUDA_EMULATED)
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-// Until all groups of this thread but the last `kLeft` are there.
-template <int kLeft>
-__device__ __forceinline__ void copies_wait() {
-#if !defined(LLA_CUDA_EMULATED)
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-#endif
-}
 
 // A warp's part of a product: 16 kRows rows from `row` on, 8 kColumns columns from `column` on.
 template <int kRows, int kColumns>
@@ -132,7 +109,7 @@ __device__ __forceinline__ void bring_tile(float* tile, int tile_stride, const F
 #pragma unroll
     for (int r = first; r < kRows; r += kStep) {
       const bool there = r < rows && bytes > 0;
-      copy16(tile + r * tile_stride + c, there ? from + r * matrix.stride : base, there ? bytes : 0);
+      copy_async16(tile + r * tile_stride + c, there ? from + r * matrix.stride : base, there ? bytes : 0);
     }
     return;
   }
@@ -252,13 +229,13 @@ __device__ __forceinline__ void add_wide_product(float* memory, WideSum& sum, co
       else
         bring_tile<kWideDepth, kWide>(tile_a(i) + kWideTileAlong, kStrideB, b, at, column);
     }
-    copies_end_group();
+    commit_copies();
   };
   __syncthreads();
   bring(0);
   bring(1);
   for (int i = 0; i < count; ++i) {
-    copies_wait<1>();
+    wait_copies<1>();
     __syncthreads();
     bring(i + 2);
     const float *x = tile_a(i), *y = x + kWideTileAlong;
@@ -266,7 +243,7 @@ __device__ __forceinline__ void add_wide_product(float* memory, WideSum& sum, co
         kWideDepth, [&](int m, int k) { return kTransposedA ? x[k * kStrideA + m] : x[m * kStrideA + k]; },
         [&](int k, int n) { return kTransposedB ? y[n * kStrideB + k] : y[k * kStrideB + n]; });
   }
-  copies_wait<0>();
+  wait_copies<0>();
 }
 
 // out (+)= sum, of a matrix [rows][stride] of floats.

@@ -4,7 +4,7 @@
 #include <new>
 
 #include "cuda/portable/scalar_gate.h"
-#include "cuda/portable/scalar_gate_rows.h"
+#include "cuda/portable/scalar_gate_columns.h"
 
 namespace lla::cuda::scalar_gate {
 

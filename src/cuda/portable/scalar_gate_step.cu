@@ -3,7 +3,7 @@
 // its chunk. Their products are sums over what is read once: the nodes of the past and the raw rows of the tail.
 #include "cuda/common/async_copy.h"
 #include "cuda/portable/scalar_gate.h"
-#include "cuda/portable/scalar_gate_rows.h"
+#include "cuda/portable/scalar_gate_columns.h"
 
 namespace lla::cuda::scalar_gate {
 
