@@ -8,6 +8,7 @@
 #include <cublasLt.h>
 #include <dlfcn.h>
 
+#include <atomic>
 #include <mutex>
 
 namespace lla::cuda {
@@ -199,14 +200,18 @@ bool algorithm_of(int device, const DenseProduct& p, cublasLtMatmulAlgo_t* algor
 }  // namespace
 
 void load_cublaslt() {
+  static std::atomic<uint64_t> done{0};  // a bit for each device
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kMostDevices) return;
+  const uint64_t bit = uint64_t{1} << device;
+  if (done.load(std::memory_order_acquire) & bit) return;
   const std::lock_guard<std::mutex> lock(mutex);
   if (!tried) {
     tried = true;
     opened = library.open();
   }
-  int device = 0;
-  if (!opened || cudaGetDevice(&device) != cudaSuccess || device >= kMostDevices || handles[device]) return;
-  if (library.cublasLtCreate(&handles[device]) != CUBLAS_STATUS_SUCCESS) handles[device] = nullptr;
+  if (opened && !handles[device] && library.cublasLtCreate(&handles[device]) != CUBLAS_STATUS_SUCCESS) handles[device] = nullptr;
+  done.fetch_or(bit, std::memory_order_release);
 }
 
 bool launch_cublaslt(const DenseProduct& p, void* workspace, void* stream) {

@@ -7,7 +7,11 @@
 namespace lla::cuda {
 
 // Whether projections of many rows try cuBLASLt first.
+#if defined(LLA_CUDA_WITHOUT_CUBLASLT)
 constexpr bool kProjectionsUseCublaslt = false;
+#else
+constexpr bool kProjectionsUseCublaslt = true;
+#endif
 
 constexpr int64_t kCublasltWorkspace = int64_t{32} << 20;  // bytes of device memory that a product may use
 
@@ -27,7 +31,8 @@ struct DenseProduct {
   const void* bias = nullptr;
 };
 
-// Makes cuBLASLt ready on the current device, if it is installed. Called when kernels are loaded.
+// Makes cuBLASLt ready on the current device, if it is installed. Called when a layer with projections is created: who has none
+// does not wait for its library.
 void load_cublaslt();
 // Puts the product on the stream; false: nothing was done, and another kernel has to do it. `workspace` is
 // kCublasltWorkspace bytes, 256-byte aligned. Allocates nothing.

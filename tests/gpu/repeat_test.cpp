@@ -133,6 +133,34 @@ TEST_F(Repeat, HundredTimes) {
   }
 }
 
+// Every multiprocessor busy, shared memory full, copies racing with readers: what a kernel gives away too early is overwritten.
+TEST_F(Repeat, HundredTimesOnAFullDevice) {
+  if (emulated) GTEST_SKIP() << "about timing";
+  std::vector<Piece> pieces;
+  for (const int64_t rows : {1024, 1100, 1024, 4096}) pieces.push_back({static_cast<uint64_t>(pieces.size() + 1), 0, rows});
+  for (const int64_t levels : {13, 0}) {
+    for (const bool delta : {false, true}) {
+      const std::string name = std::string(delta ? "delta rule" : "scalar gate") + (levels ? "" : ", linear");
+      const lla_layer_desc desc =
+          delta ? device::mixer(LLA_DELTA_RULE, 16, 16, 128, 128, levels) : device::mixer(LLA_SCALAR_GATE, 48, 1, 128, 64, levels);
+      Limits limits = limits_of(pieces, LLA_BF16);
+      limits.backward = false;
+      Model model;
+      model.open(context, desc, limits);
+      model.load(pieces);
+      Tensors first;
+      for (int repeat = 0; repeat < 100; ++repeat) {
+        model.forward();
+        Tensors results;
+        model.read(false, &results);
+        if (HasFatalFailure()) return;
+        if (repeat == 0) first = results;
+        ASSERT_TRUE(results == first) << name << ", " << repeat;
+      }
+    }
+  }
+}
+
 TEST_F(Repeat, AloneAndInARaggedBatch) {
   const std::vector<Piece> pieces = ragged(emulated);
   for (const Case& c : cases(emulated)) {

@@ -21,6 +21,10 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 }
 
 // `row`: the shared address (16-byte aligned) that this lane gives. kTransposed: each matrix is transposed on the way.
+//
+// An arrival on a barrier does not wait for matrices that are still on their way into registers (measured: whole warps then
+// read what the next bulk copy brought). Use what was loaded, in a product that is waited for or in arithmetic, before arriving
+// on the barrier that gives the buffer away.
 template <bool kTransposed>
 __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], uint32_t row) {
   if constexpr (kTransposed)

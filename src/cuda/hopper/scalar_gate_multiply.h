@@ -44,7 +44,7 @@ __device__ __forceinline__ void clear_dead_rows(const SharedLayout& layout, char
   sync_some(1, threads);
 }
 
-// By a warp that is done with a buffer.
+// By a warp that is done with a buffer: everything that it loaded from there has been used (matrix_copy.h says why).
 __device__ __forceinline__ void release(Barrier* barrier) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) arrive(barrier);
@@ -270,7 +270,6 @@ struct RowSweep {
     const Tables& tables = *reinterpret_cast<const Tables*>(shared + in.layout.tables(table.index));
     wait(&barriers->q_full[stage.index], stage.phase);
     load_queries();
-    release(&barriers->q_free[stage.index]);
     wait(&barriers->k_full[stage.index], stage.phase);
     if (rows.lo > 0 || rows.hi < kBlock) {
       wait(&barriers->v_full[stage.index], stage.phase);
@@ -283,6 +282,7 @@ struct RowSweep {
     issue_scores(scores, half);
     wait(&barriers->tables_full[table.index], table.phase);
     wait_products<0>(scores);
+    release(&barriers->q_free[stage.index]);
     mask_own(scores, tables, factors);
     wait(&barriers->v_full[stage.index], stage.phase);
     make_fresh(out);

@@ -70,6 +70,7 @@ __global__ void __launch_bounds__(kProjectionThreads)
 
 bool ProjectionForward::accepts(const void* problem) {
   const Projection& p = *static_cast<const Projection*>(problem);
+  if (kProjectionsUseCublaslt) load_cublaslt();
   return narrow_types(p.x, p.y, p.weight, p.bias);
 }
 
@@ -100,7 +101,6 @@ int32_t ProjectionForward::launch(const void* problem, const Limits&, char* scra
 }
 
 int32_t ProjectionForward::load() {
-  if (kProjectionsUseCublaslt) load_cublaslt();
   return first_failure([] { return load_kernel(projection_forward<true>); },
                        [] { return load_kernel(projection_forward<false>); }, [] { return load_projection_few(); });
 }

@@ -128,6 +128,7 @@ int32_t launch_weight_gradient(const Projection& p, float* partials, void* works
 
 bool ProjectionBackward::accepts(const void* problem) {
   const Projection& p = *static_cast<const Projection*>(problem);
+  if (kProjectionsUseCublaslt) load_cublaslt();
   return narrow_types(p.x, p.weight, p.dy, p.dx, p.dweight, p.dbias);
 }
 
@@ -157,7 +158,6 @@ int32_t ProjectionBackward::launch(const void* problem, const Limits&, char* scr
 }
 
 int32_t ProjectionBackward::load() {
-  if (kProjectionsUseCublaslt) load_cublaslt();
   return first_failure(
       [] { return load_projection_rows_gradient(); }, [] { return load_kernel(projection_weight_gradient<true>); },
       [] { return load_kernel(projection_weight_gradient<false>); }, [] { return load_kernel(projection_bias_gradient); },

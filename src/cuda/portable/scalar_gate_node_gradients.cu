@@ -149,7 +149,8 @@ struct DownWalk {
     Loaded loaded;
     if (!there || c < begin) return loaded;
     const int64_t slot = walk.slot_of(c);
-    loaded.up = a.in.scratch.up[slot * a.in.shape.heads + head];
+    const int64_t parent = c + (a.in.geometry.linear ? 1 : int64_t{1} << trailing_ones_of(c));
+    if (walk.makes(parent)) loaded.up = a.in.scratch.up[slot * a.in.shape.heads + head];
     loaded.own = get_node4(a.in, node_at(a.in, a.scratch.grads, slot, head), index);
     loaded.node = get_node4(a.in, node_at(a.in, a.in.scratch.nodes, slot, head), index);
     return loaded;
