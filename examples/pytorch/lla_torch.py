@@ -534,7 +534,8 @@ def delta_rule(q, k, v, gate=None, write=None, lam=None, **options):
 if torch is not None:
 
     class _Block(torch.nn.Module):
-        """A block [B, T, hidden] -> [B, T, hidden]; `roles` maps parameter names to weight roles."""
+        """A block [B, T, hidden] -> [B, T, hidden]; `roles` maps parameter names to weight roles. With 16-bit input the rows
+        between its steps have that type, too."""
         roles = {}
 
         def _weight(self, name, *shape, scale=None, value=None):
@@ -547,7 +548,8 @@ if torch is not None:
 
         def forward(self, x, offsets=None):
             names = [name for name in self.roles if hasattr(self, name)]
-            layer = context_of(x.device).layer(**self.description)
+            inner = _DTYPES[x.dtype] if x.dtype in (torch.bfloat16, torch.float16) else 0
+            layer = context_of(x.device).layer(**self.description, inner_dtype=inner)
             return apply(layer, _offsets(x.shape, 1, offsets), x.shape, x.dtype,
                          (X, *[self.roles[name] for name in names]), x, *[getattr(self, name) for name in names])
 

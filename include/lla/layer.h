@@ -148,8 +148,10 @@ typedef struct lla_layer_desc {
   lla_norm_form norm_form;           /**< cell and GATED_NORM. */
   int64_t norm_group;                /**< elements that share one RMS, divides H*dv; default all of them. */
   double norm_epsilon;               /**< added to the mean square; default 1e-5. */
-  lla_dtype inner_dtype;             /**< type to which a cell rounds q, k, v for its mixer; default: not rounded. The
-                                          backends of this version take the default or LLA_F32 (reference: LLA_F64). */
+  lla_dtype inner_dtype;             /**< type of the rows between the steps of a cell or block (q, k, v, the mixer's
+                                          output, projected rows, and their gradients; never gates and λ that a mixer
+                                          reads): default not rounded, LLA_F32; LLA_BF16 and LLA_F16 round them and are
+                                          several times faster on a GPU. Reference backend: LLA_F64, LLA_F32. */
   int32_t reserved;                  /**< 0. */
 } lla_layer_desc;
 

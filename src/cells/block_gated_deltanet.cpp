@@ -37,7 +37,7 @@ void add_inputs(Builder& b, const Tensors& v, CellTensors* t) {
   const int count = projections_of(b.d, list);
   for (int i = 0; i < count; ++i) {
     const InputProjection& p = list[i];
-    const View rows = b.rows(p.heads, p.dim);
+    const View rows = b.inner_rows(p.heads, p.dim);
     if (!b.wants(v.weight(p.role))) continue;
     input_of(p, t) = rows;
     add_projection(b, v.view(LLA_X), rows, v.weight(p.role), Matrix(), b.d.hidden, p.heads * p.dim);
@@ -53,7 +53,7 @@ void add_gated_deltanet_forward(Builder& b, const CallTensors& call) {
   CellTensors t;
   cell_tensors(v, &t);
   add_inputs(b, v, &t);
-  t.y = columns(b.rows(1, values), 0, d.value_dim);
+  t.y = columns(b.inner_rows(1, values), 0, d.value_dim);
   CellRows rows;
   add_cell_inputs(b, t, b.batch, &rows);
   add_cell_mixer(b, t, b.batch, b.saved_out, &rows);
@@ -72,7 +72,7 @@ void add_gated_deltanet_backward(Builder& b, const CallTensors& call) {
   CellTensors t, g;
   cell_tensors(v, &t);
   add_inputs(b, v, &t);
-  t.y = columns(b.rows(1, values), 0, d.value_dim);
+  t.y = columns(b.inner_rows(1, values), 0, d.value_dim);
   CellRows rows;
   add_cell_inputs(b, t, b.quiet_batch, &rows);
   add_cell_mixer(b, t, b.quiet_batch, nullptr, &rows);
@@ -84,12 +84,12 @@ void add_gated_deltanet_backward(Builder& b, const CallTensors& call) {
   const bool want_x = b.wants(gradients.view(LLA_X));
   for (int i = 0; i < count; ++i) {
     const InputProjection& p = list[i];
-    const View gradient = b.rows(p.heads, p.dim);
+    const View gradient = b.inner_rows(p.heads, p.dim);
     const bool given = b.measuring || input_of(p, &t).present();
     if (given && (want_x || b.wants(gradients.weight(p.role)))) input_of(p, &g) = gradient;
   }
-  const View dx = b.rows(1, d.hidden);  // the projections' terms meet here
-  g.y = columns(b.rows(1, values), 0, d.value_dim);
+  const View dx = b.rows(1, d.hidden);  // the projections' terms meet here, not rounded
+  g.y = columns(b.inner_rows(1, values), 0, d.value_dim);
   add_projection_backward(b, t.y, call.output_gradients.view(LLA_Y), v.weight(LLA_WEIGHT_OUT_PROJ), g.y,
                           gradients.weight(LLA_WEIGHT_OUT_PROJ), gradients.weight(LLA_WEIGHT_OUT_PROJ_BIAS), values,
                           d.hidden);

@@ -57,11 +57,11 @@ void add_mamba2_forward(Builder& b, const CallTensors& call) {
   const lla_layer_desc& d = b.d;
   const Tensors& v = call.values;
   const int64_t width = columns_of(d).width, values = d.heads * d.value_dim;
-  const View projected = b.rows(1, width);
+  const View projected = b.inner_rows(1, width);
   CellTensors t;
   block_weights(b, v, &t);
   project_columns(b, projected, &t);
-  t.y = columns(b.rows(1, values), 0, d.value_dim);
+  t.y = columns(b.inner_rows(1, values), 0, d.value_dim);
   add_projection(b, v.view(LLA_X), projected, v.weight(LLA_WEIGHT_IN_PROJ), v.weight(LLA_WEIGHT_IN_PROJ_BIAS), d.hidden,
                  width);
   CellRows rows;
@@ -79,11 +79,11 @@ void add_mamba2_backward(Builder& b, const CallTensors& call) {
   b.quieten();
 
   // Forward once more, up to what the output projection reads.
-  const View projected = b.rows(1, width);
+  const View projected = b.inner_rows(1, width);
   CellTensors t, g;
   block_weights(b, v, &t);
   project_columns(b, projected, &t);
-  t.y = columns(b.rows(1, values), 0, d.value_dim);
+  t.y = columns(b.inner_rows(1, values), 0, d.value_dim);
   add_projection(b, v.view(LLA_X), projected, v.weight(LLA_WEIGHT_IN_PROJ), v.weight(LLA_WEIGHT_IN_PROJ_BIAS), d.hidden,
                  width);
   CellRows rows;
@@ -95,9 +95,9 @@ void add_mamba2_backward(Builder& b, const CallTensors& call) {
   const bool want_projected = b.wants(gradients.view(LLA_X)) || b.wants(gradients.weight(LLA_WEIGHT_IN_PROJ)) ||
                               b.wants(gradients.weight(LLA_WEIGHT_IN_PROJ_BIAS));
   block_weights(b, gradients, &g);
-  const View dprojected = b.rows(1, width);
+  const View dprojected = b.inner_rows(1, width);
   if (want_projected) project_columns(b, dprojected, &g);
-  g.y = columns(b.rows(1, values), 0, d.value_dim);
+  g.y = columns(b.inner_rows(1, values), 0, d.value_dim);
   add_projection_backward(b, t.y, call.output_gradients.view(LLA_Y), v.weight(LLA_WEIGHT_OUT_PROJ), g.y,
                           gradients.weight(LLA_WEIGHT_OUT_PROJ), gradients.weight(LLA_WEIGHT_OUT_PROJ_BIAS), values,
                           d.hidden);

@@ -77,6 +77,8 @@ class Builder {
   // An intermediate tensor [limits.rows, heads, dim].
   View rows(int64_t heads, int64_t dim, int32_t dtype);
   View rows(int64_t heads, int64_t dim) { return rows(heads, dim, compute_dtype()); }
+  // The same in the type that the rows around a cell's mixer have.
+  View inner_rows(int64_t heads, int64_t dim) { return rows(heads, dim, d.inner_dtype); }
   // Room for the sequences of quiet_batch; filled in when the batch has a state.
   void quieten();
   int32_t compute_dtype() const { return backend_.compute_dtype; }

@@ -58,12 +58,12 @@ void add_cell_gradients(Builder& b, const CellTensors& t, const CellTensors& g, 
   const int64_t keys = d.groups * d.key_dim, values = d.heads * d.value_dim;
   const View stage = b.rows(1, keys > values ? keys : values);
   View dqkv[kStreams];  // after the convolution
-  for (int s = 0; s < kStreams; ++s) dqkv[s] = conv ? b.rows(stream_heads(b, s), stream_dim(b, s)) : g.qkv[s];
+  for (int s = 0; s < kStreams; ++s) dqkv[s] = conv ? b.inner_rows(stream_heads(b, s), stream_dim(b, s)) : g.qkv[s];
   View dv_sum = dqkv[kValues];  // two terms meet here if there is a skip
-  if (!conv) dv_sum = b.rows(d.heads, d.value_dim);
+  if (!conv) dv_sum = b.inner_rows(d.heads, d.value_dim);
   View dmixed[kStreams] = {dqkv[kQueries], dqkv[kKeys], dqkv[kValues]};
   if (d.qk_norm) {
-    for (int s : {kQueries, kKeys}) dmixed[s] = b.rows(d.groups, d.key_dim);
+    for (int s : {kQueries, kKeys}) dmixed[s] = b.inner_rows(d.groups, d.key_dim);
   }
   const View dgate = gate_step ? columns(b.rows(1, d.heads), 0, 1) : g.gate;
   const View dwrite = write_step ? columns(b.rows(1, d.heads), 0, 1) : g.write;
@@ -74,6 +74,7 @@ void add_cell_gradients(Builder& b, const CellTensors& t, const CellTensors& g, 
   View d_o = g.y;
   if (rows.after) {
     d_o = stage;
+    d_o.dtype = d.inner_dtype;
     d_o.row_stride = values;
   }
   d_o.head_stride = d.value_dim;

@@ -77,7 +77,7 @@ void add_cell_inputs(Builder& b, const CellTensors& t, const BatchView& batch, C
     const int64_t heads = stream_heads(b, s), dim = stream_dim(b, s);
     rows->qkv[s] = t.qkv[s];
     if (d.conv_width == 0) continue;
-    rows->conv[s] = b.rows(heads, dim, d.inner_dtype);
+    rows->conv[s] = b.inner_rows(heads, dim);
     rows->qkv[s] = rows->conv[s];
     Convolution p;
     p.channels = heads * dim;
@@ -133,7 +133,7 @@ void add_cell_inputs(Builder& b, const CellTensors& t, const BatchView& batch, C
   for (int s = 0; s < kStreams; ++s) rows->mixed[s] = rows->qkv[s];
   if (!d.qk_norm) return;
   for (int s : {kQueries, kKeys}) {
-    rows->norm[s] = b.rows(d.groups, d.key_dim, d.inner_dtype);
+    rows->norm[s] = b.inner_rows(d.groups, d.key_dim);
     rows->mixed[s] = rows->norm[s];
     L2Norm p;
     p.heads = d.groups;
@@ -150,7 +150,10 @@ void add_cell_mixer(Builder& b, const CellTensors& t, const BatchView& batch, vo
   const lla_layer_desc& d = b.d;
   rows->after = b.measuring || d.norm_form != LLA_NORM_NONE || t.skip.present() || t.z.present();
   rows->o = rows->after ? rows->stage : t.y;
-  if (rows->after) rows->o.row_stride = d.heads * d.value_dim;
+  if (rows->after) {
+    rows->o.dtype = d.inner_dtype;
+    rows->o.row_stride = d.heads * d.value_dim;
+  }
   rows->o.head_stride = d.value_dim;
   MixerForward p;
   p.shape = b.layer.shape;

@@ -360,7 +360,8 @@ class Checker {
     const int32_t compute = context_.backend->compute_dtype;
     if (d_.inner_dtype == LLA_DTYPE_DEFAULT) d_.inner_dtype = compute;
     if (!is_float_dtype(d_.inner_dtype)) return integer("inner_dtype", d_.inner_dtype, "must be a floating-point type");
-    if (d_.inner_dtype != LLA_F32 && d_.inner_dtype != compute) {
+    const bool narrow = d_.inner_dtype == LLA_BF16 || d_.inner_dtype == LLA_F16;
+    if (d_.inner_dtype != LLA_F32 && d_.inner_dtype != compute && !(narrow && compute == LLA_F32)) {
       return fail(error_, LLA_NOT_IMPLEMENTED, "description: inner_dtype %d is not implemented by backend %s",
                   d_.inner_dtype, context_.backend->name);
     }
@@ -425,9 +426,9 @@ lla_status describe_layer(Context* context, const lla_layer_desc& description, L
     else if (d.conv_width > 0)
       history.conv_channels = 2 * d.groups * d.key_dim + d.heads * d.value_dim;
     history.grain = d.grain;
-    // What lies between the steps of a cell is of the compute type, so a narrower tail would lose something.
+    // A tail narrower than what lies between the steps of a cell would lose something.
     const bool any = d.kind == LLA_LAYER_MIXER || d.kind == LLA_LAYER_CONVOLUTION;
-    history.inner_dtype = any ? LLA_DTYPE_DEFAULT : context->backend->compute_dtype;
+    history.inner_dtype = any ? LLA_DTYPE_DEFAULT : d.inner_dtype;
   }
   return check_programs(*layer, error);
 }

@@ -33,8 +33,8 @@ class BlockCase {
       weights_.push_back(rounded ? w.converted(options.dtype) : w);
       gradients_.emplace_back(options.wide(), info.shape);
     }
-    // The model of a block rounds nothing inside, so that the block may not either.
-    layer_ = lm::make_layer(options.context, lm::block_description(config_, options.grain, LLA_DTYPE_DEFAULT));
+    // The model of a block rounds nothing inside, so that the block does not either unless it is asked to.
+    layer_ = lm::make_layer(options.context, lm::block_description(config_, options.grain, options.inner));
     limits_.max_sequences = batch_size_;
     limits_.max_rows = batch_size_ * rows_;
     limits_.max_rows_per_sequence = rows_;

@@ -70,6 +70,7 @@ int run(int argc, char** argv) {
                   "Exit code 1 if anything failed or nothing was run.");
   a.option("backend", "NAME", "cpu", "reference, cpu or cuda");
   a.option("dtype", "TYPE", "f32", "f64 (reference only), f32, bf16 or f16");
+  a.option("inner", "TYPE", "", "type of the rows inside blocks (default: not rounded)");
   a.option("grain", "C", "64", "rows of a chunk");
   a.option("split", "N,N,...", "", "cut each sequence there and append the rest row by row");
   a.option("tolerance", "X", "", "for every tensor (default: by backend, type and case)");
@@ -89,6 +90,10 @@ int run(int argc, char** argv) {
   options.dtype = lm::dtype_by_name(a.text("dtype"));
   if (options.dtype == LLA_DTYPE_DEFAULT)
     throw lm::Error("--dtype must be f64, f32, bf16 or f16, not '" + a.text("dtype") + "'");
+  if (a.given("inner")) {
+    options.inner = lm::dtype_by_name(a.text("inner"));
+    if (options.inner == LLA_DTYPE_DEFAULT) throw lm::Error("--inner must be f64, f32, bf16 or f16, not '" + a.text("inner") + "'");
+  }
   options.grain = a.integer("grain", 1, 4096);
   options.splits = integers(a.text("split"));
   if (a.given("tolerance")) options.tolerance = a.number("tolerance", 0, 1e9);

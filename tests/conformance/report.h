@@ -18,6 +18,7 @@ namespace conformance {
 struct Options {
   lla_backend backend = LLA_BACKEND_CPU;
   lla_dtype dtype = LLA_F32;
+  lla_dtype inner = LLA_DTYPE_DEFAULT;  // of the rows inside golden blocks
   int64_t grain = 64;
   std::vector<int64_t> splits;  // rising; the rows after the last one are appended one by one
   std::optional<double> tolerance;

@@ -306,15 +306,19 @@ TEST_F(Describe, Forms) {
 TEST_F(Describe, InnerTypes) {
   const ContextPointer cpu = make_context(LLA_BACKEND_CPU);
   lla_layer_desc d = valid(LLA_LAYER_CELL);
-  for (lla_dtype dtype : {LLA_DTYPE_DEFAULT, LLA_F32}) {
+  Layer layer;
+  for (lla_dtype dtype : {LLA_DTYPE_DEFAULT, LLA_F32, LLA_BF16, LLA_F16}) {
     d.inner_dtype = dtype;
-    accepted(d);
-    Layer layer;
     EXPECT_EQ(describe_layer(cpu.get(), d, &layer, &error_), LLA_OK) << error_.text;
-    EXPECT_EQ(layer.description.inner_dtype, cpu->backend->compute_dtype == LLA_F64 && !dtype ? LLA_F64 : LLA_F32);
+    EXPECT_EQ(layer.description.inner_dtype, dtype ? dtype : LLA_F32);
   }
   d.inner_dtype = LLA_F64;
-  accepted(d);
+  EXPECT_EQ(describe_layer(cpu.get(), d, &layer, &error_), LLA_NOT_IMPLEMENTED);
+  // The reference rounds nothing to 16 bits.
+  for (lla_dtype dtype : {LLA_DTYPE_DEFAULT, LLA_F32, LLA_F64}) {
+    d.inner_dtype = dtype;
+    accepted(d);
+  }
   for (lla_dtype dtype : {LLA_BF16, LLA_F16}) {
     d.inner_dtype = dtype;
     refused(d, "inner_dtype", LLA_NOT_IMPLEMENTED);
