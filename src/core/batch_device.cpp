@@ -31,6 +31,7 @@ void widen(const Batch* batch, BatchView* view) {
   }
   const StatePlan& plan = batch->state->plan();
   view->most_length = std::min(limits.length, plan.max_length);
+  view->max_draft = plan.max_draft;
   const int64_t drafted = std::min(view->most_rows, plan.max_draft);
   view->most_nodes_to_store = std::max((plan.grain - 1 + drafted) / plan.grain, 1 + limits.snapshots);
   view->most_tail_to_store = view->most_conv_to_store = 1 + limits.snapshots;
@@ -83,6 +84,7 @@ lla_status upload_plan(Batch* batch, void* stream, lla_error* error) noexcept {
   char* base = batch->device_memory;
   BatchView& view = batch->device_view;
   view = batch->view;
+  view.max_draft = batch->state ? batch->state->plan().max_draft : 0;
   for (int64_t b = 0; b < view.count; ++b) {
     const Sequence& sequence = batch->sequences[b];
     Sequence& moved = batch->translated[b];

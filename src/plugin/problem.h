@@ -66,6 +66,7 @@ struct BatchView {
   int64_t most_rows = 0;    // rows of one sequence
   int64_t most_length = 0;  // position + rows of one sequence
   int64_t most_nodes_to_store = 0, most_tail_to_store = 0, most_conv_to_store = 0;  // entries of one sequence
+  int64_t max_draft = 0;    // a sequence of at most so many rows is a draft: it stores nodes at every border that it crosses
   bool stores = true;       // false: nothing is stored, whatever the sequences say (a forward that is recomputed)
 };
 

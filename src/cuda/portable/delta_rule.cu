@@ -263,11 +263,16 @@ int64_t greater_need(int64_t a, int64_t b) { return a < 0 || b < 0 ? -1 : a > b 
 
 bool fits_halves(const MixerShape& shape) { return shape.key_dim <= kWide && shape.value_dim <= kWide; }
 
+// The sequences of a batch once more, cut into pieces.
+Size pieces_bytes(const Limits& limits) { return (Size(limits.sequences) * Size(sizeof(Sequence))).aligned(256); }
+
 void measure_forward(const void* problem, const Limits& limits, Need* need) {
   *need = Need();
   const MixerShape& shape = static_cast<const MixerForward*>(problem)->shape;
-  need->shared = bytes_needed(shape, limits, forward_bytes);
-  if (fits_halves(shape)) need->shared = greater_need(need->shared, bytes_needed(shape, limits, half_bytes));
+  int64_t bytes = bytes_needed(shape, limits, forward_bytes);
+  if (fits_halves(shape)) bytes = greater_need(bytes, bytes_needed(shape, limits, half_bytes));
+  const Size all = pieces_bytes(limits) + Size(bytes);
+  need->shared = all.valid() ? all.value() : -1;
 }
 
 int32_t launch_halves(const MixerForward& p, const DeltaInputs& in, const Counts& counts, char* memory, void* stream) {
@@ -288,26 +293,49 @@ int32_t launch_halves(const MixerForward& p, const DeltaInputs& in, const Counts
   });
 }
 
+int32_t launch_exact(const MixerForward& p, const DeltaInputs& in, const Counts& counts, bool exact, char* memory,
+                     void* stream) {
+  const int64_t heads = heads_at_once(p.shape, counts, forward_bytes);
+  Carver carver(memory);
+  DeltaScratch scratch;
+  carve_nodes(p.shape, counts, heads, true, &carver, &scratch);
+  return for_passes(p.shape, heads, &scratch, [&] {
+    int32_t status = launch_delta_chunks(in, scratch, true, exact, stream);
+    if (!status) status = launch_delta_nodes(in, scratch, exact, stream);
+    if (!status) status = launch_delta_read(in, scratch, p.y, exact, stream);
+    if (!status && in.batch.stores && in.state.nodes.base) status = launch_delta_store_nodes(in, scratch, exact, stream);
+    return status;
+  });
+}
+
 int32_t launch_forward(const void* problem, const Limits& limits, char* memory, void* stream) {
   const MixerForward& p = *static_cast<const MixerForward*>(problem);
-  const DeltaInputs in(p);
+  DeltaInputs in(p);
   const Counts counts(p.shape, limits);
-  const bool exact = any_is_exact(p.q, p.k, p.v, p.y);
+  const bool exact = any_is_exact(p.q, p.k, p.v, p.y), halves = !exact && fits_halves(p.shape);
+  char* scratch = memory + pieces_bytes(limits).value();
+  const auto run = [&] {
+    return halves ? launch_halves(p, in, counts, scratch, stream) : launch_exact(p, in, counts, exact, scratch, stream);
+  };
   int32_t status = LLA_OK;
-  if (!exact && fits_halves(p.shape)) {
-    status = launch_halves(p, in, counts, memory, stream);
+  const int64_t drafted = (p.shape.grain - 1 + in.batch.max_draft) / p.shape.grain;  // borders that a draft crosses at most
+  const int64_t stored = in.batch.stores && in.state.nodes.base ? in.batch.most_nodes_to_store : 0;
+  const int64_t borders = stored < drafted ? stored : drafted;
+  if (borders <= 1) {
+    status = run();
   } else {
-    const int64_t heads = heads_at_once(p.shape, counts, forward_bytes);
-    Carver carver(memory);
-    DeltaScratch scratch;
-    carve_nodes(p.shape, counts, heads, true, &carver, &scratch);
-    status = for_passes(p.shape, heads, &scratch, [&] {
-      int32_t result = launch_delta_chunks(in, scratch, true, exact, stream);
-      if (!result) result = launch_delta_nodes(in, scratch, exact, stream);
-      if (!result) result = launch_delta_read(in, scratch, p.y, exact, stream);
-      if (!result && in.batch.stores && in.state.nodes.base) result = launch_delta_store_nodes(in, scratch, exact, stream);
-      return result;
-    });
+    Sequence* pieces = reinterpret_cast<Sequence*>(memory);
+    for (int64_t piece = 0; piece <= borders && !status; ++piece) {
+      in.batch = p.batch;
+      status = launch_delta_pieces(in, piece, pieces, stream);
+      in.batch.sequences = pieces;
+      if (piece > 0) {
+        in.batch.most_rows = p.batch.most_rows < p.shape.grain ? p.batch.most_rows : p.shape.grain;
+        in.batch.most_nodes_to_store = 1;
+      }
+      if (!status) status = run();
+    }
+    in.batch = p.batch;
   }
   if (status || !in.batch.stores || !in.state.tails.base) return status;
   return launch_delta_store_tail(in, stream);
@@ -319,6 +347,7 @@ int32_t load_forward() {
   if (!status) status = load_delta_read();
   if (!status) status = load_delta_store_nodes();
   if (!status) status = load_delta_store_tail();
+  if (!status) status = load_delta_pieces();
   if (!status) status = load_delta_half_chunks();
   if (!status) status = load_delta_half_nodes();
   if (!status) status = load_delta_half_read();

@@ -305,11 +305,14 @@ int32_t launch_delta_chunks(const DeltaInputs& in, const DeltaScratch& scratch, 
 int32_t launch_delta_nodes(const DeltaInputs& in, const DeltaScratch& scratch, bool exact, void* stream);
 int32_t launch_delta_read(const DeltaInputs& in, const DeltaScratch& scratch, const View& y, bool exact, void* stream);
 int32_t launch_delta_store_nodes(const DeltaInputs& in, const DeltaScratch& scratch, bool exact, void* stream);
+// Piece `piece` of the sequences, cut at the borders where they store nodes, into pieces[sequence].
+int32_t launch_delta_pieces(const DeltaInputs& in, int64_t piece, Sequence* pieces, void* stream);
 int32_t launch_delta_store_tail(const DeltaInputs& in, void* stream);
 int32_t load_delta_chunks();
 int32_t load_delta_nodes();
 int32_t load_delta_read();
 int32_t load_delta_store_nodes();
+int32_t load_delta_pieces();
 int32_t load_delta_store_tail();
 
 }  // namespace lla::cuda
