@@ -235,14 +235,16 @@ void run_kernel(Dim grid, Dim size, const std::function<void()>& body) {
   block.body = &body;
   self.grid = grid;
   self.block_size = size;
-  for (unsigned z = 0; z < grid.z; ++z) {
-    for (unsigned y = 0; y < grid.y; ++y) {
-      for (unsigned x = 0; x < grid.x; ++x) {
-        self.block = {x, y, z};
-        std::memset(shared_base, 0xff, kSharedBytes);
-        run_block(size);
-      }
-    }
+  // A device runs blocks in any order: every second launch goes backwards.
+  static thread_local bool backwards = false;
+  backwards = !backwards;
+  const uint64_t blocks = uint64_t{grid.x} * grid.y * grid.z;
+  for (uint64_t i = 0; i < blocks; ++i) {
+    const uint64_t n = backwards ? blocks - 1 - i : i;
+    self.block = {static_cast<unsigned>(n % grid.x), static_cast<unsigned>(n / grid.x % grid.y),
+                  static_cast<unsigned>(n / grid.x / grid.y)};
+    std::memset(shared_base, 0xff, kSharedBytes);
+    run_block(size);
   }
 }
 
