@@ -91,8 +91,9 @@ TEST_F(HopperScalarGate, Segments) {
 }
 
 TEST_F(HopperScalarGate, BitsDoNotDependOnSegments) {
-  // The same rows of the same tensors, beside one other sequence or beside many; long enough to read a node of two segments.
-  Case few = make_case(1, 1, 64, 32, 15, {{8192 + 400, 300}, {17}}), many = few;
+  // The same rows of the same tensors, beside one other sequence or beside many; long enough to read a node of four
+  // segments, which is joined twice.
+  Case few = make_case(1, 1, 64, 32, 16, {{16384 + 400, 300}, {17}}), many = few;
   many.parts = {few.parts[0], {1}, {1}, {1}, {1}, {1}};
   const std::vector<double> cut = run_case(hopper_kernels(), few).at("y"), whole = run_case(hopper_kernels(), many).at("y");
   ASSERT_EQ(cut.size(), whole.size());
