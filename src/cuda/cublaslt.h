@@ -6,13 +6,6 @@
 
 namespace lla::cuda {
 
-// Whether projections of many rows try cuBLASLt first.
-#if defined(LLA_CUDA_WITHOUT_CUBLASLT)
-constexpr bool kProjectionsUseCublaslt = false;
-#else
-constexpr bool kProjectionsUseCublaslt = true;
-#endif
-
 constexpr int64_t kCublasltWorkspace = int64_t{32} << 20;  // bytes of device memory that a product may use
 
 // A row-major matrix of LLA_F32, LLA_BF16 or LLA_F16.

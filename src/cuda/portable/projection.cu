@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kProjectionThreads)
 
 bool ProjectionForward::accepts(const void* problem) {
   const Projection& p = *static_cast<const Projection*>(problem);
-  if (kProjectionsUseCublaslt) load_cublaslt();
+  load_cublaslt();
   return narrow_types(p.x, p.y, p.weight, p.bias);
 }
 

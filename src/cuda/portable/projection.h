@@ -156,7 +156,7 @@ constexpr int64_t kFewRows = 16;  // of a sequence: at most so many go the way o
 
 // Where every row is live and lies at its number times a stride, cuBLASLt may do the product.
 inline bool dense_rows(const BatchView& batch) {
-  return kProjectionsUseCublaslt && batch.slack_count == 0 && batch.most_rows > kFewRows;
+  return batch.slack_count == 0 && batch.most_rows > kFewRows;
 }
 inline DenseMatrix dense(const View& view, int64_t rows, int64_t columns) {
   return {view.sequence_stride == 0 ? view.data : nullptr, view.dtype, rows, columns, view.row_stride};
@@ -165,7 +165,7 @@ inline DenseMatrix dense(const Matrix& matrix, int64_t rows, int64_t columns) {
   return {matrix.data, matrix.dtype, rows, columns, matrix.row_stride};
 }
 // Scratch for it, in floats, and where in the scratch it begins.
-inline Size dense_workspace() { return kProjectionsUseCublaslt ? kCublasltWorkspace / 4 + 64 : 0; }
+inline Size dense_workspace() { return kCublasltWorkspace / 4 + 64; }
 inline void* dense_workspace(float* scratch) {
   return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch) + 255) & ~uintptr_t{255});
 }

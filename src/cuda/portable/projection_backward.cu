@@ -128,7 +128,7 @@ int32_t launch_weight_gradient(const Projection& p, float* partials, void* works
 
 bool ProjectionBackward::accepts(const void* problem) {
   const Projection& p = *static_cast<const Projection*>(problem);
-  if (kProjectionsUseCublaslt) load_cublaslt();
+  load_cublaslt();
   return narrow_types(p.x, p.weight, p.dy, p.dx, p.dweight, p.dbias);
 }
 
