@@ -32,6 +32,8 @@ struct Load {
   CUtensorMap map;
   int32_t at[4];
   uint64_t* barrier;
+  const char* plain = nullptr;  // not a box, but these bytes
+  uint32_t bytes = 0;
 };
 
 struct Store {
@@ -171,6 +173,11 @@ void check_copy(const CUtensorMap* map, int rank, const void* shared) {
 }
 
 void perform(const Load& load) {
+  if (load.plain) {
+    std::memcpy(load.to, load.plain, load.bytes);
+    change_barrier(load.barrier, 0, -int64_t{load.bytes});
+    return;
+  }
   each_piece(load.map, load.at, shared_address(load.to), [](const char* tensor, char* here, size_t size) {
     if (tensor)
       std::memcpy(here, tensor, size);
@@ -178,6 +185,13 @@ void perform(const Load& load) {
       std::memset(here, 0, size);
   });
   change_barrier(load.barrier, 0, -box_bytes(load.map));
+}
+
+void begin(const Load& load) {
+  if (happens_now())
+    perform(load);
+  else
+    hopper.loads.push_back(load);
 }
 
 void perform(Store* store) {
@@ -446,10 +460,16 @@ void load_box(void* to, const CUtensorMap* map, const int32_t* at, int rank, uin
   checked_state(barrier);
   Load load = {static_cast<char*>(to), *map, {0, 0, 0, 0}, barrier};
   for (int axis = 0; axis < rank; ++axis) load.at[axis] = at[axis];
-  if (happens_now())
-    perform(load);
-  else
-    hopper.loads.push_back(load);
+  begin(load);
+}
+
+void load_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier) {
+  const uint32_t address = shared_address(to);
+  if (address % 16 != 0 || reinterpret_cast<uintptr_t>(from) % 16 != 0 || bytes % 16 != 0 || bytes == 0)
+    fail("a copy of %u bytes to shared address %u: not all multiples of 16", bytes, address);
+  shared_pointer(address + bytes - 1);
+  checked_state(barrier);
+  begin({static_cast<char*>(to), {}, {0, 0, 0, 0}, barrier, static_cast<const char*>(from), bytes});
 }
 
 void store_box(const CUtensorMap* map, const int32_t* at, int rank, const void* from) {

@@ -43,6 +43,7 @@ void arrive_number(int number, int threads);
 // ---- bulk tensor copies ----------------------------------------------------------------------------------------------------
 
 void load_box(void* to, const CUtensorMap* map, const int32_t* at, int rank, uint64_t* barrier);
+void load_bytes(void* to, const void* from, uint32_t bytes, uint64_t* barrier);
 void store_box(const CUtensorMap* map, const int32_t* at, int rank, const void* from);
 void commit_stores();
 void wait_stores(int groups);

@@ -86,9 +86,22 @@ struct Case {
   Inputs inputs;
   std::vector<Part> parts;
   int32_t out_dtype = LLA_F32, node_dtype = LLA_F32, tail_dtype = LLA_F32;
+  int32_t factor_dtype = LLA_F32;  // of gate, write, λ and their gradients
   bool accumulate = false, forward_only = false;
+  std::vector<std::string> absent;  // gradients that nobody wants: "dq"
   uint64_t seed = 1;
 };
+
+inline void convert(Tensor* t, int32_t dtype) {
+  if (t->empty()) return;
+  Tensor to(dtype, t->rows, t->heads, t->dim, t->pad);
+  for (int64_t r = 0; r < t->rows; ++r) {
+    for (int64_t h = 0; h < t->heads; ++h) {
+      for (int64_t i = 0; i < t->dim; ++i) to.set(r, h, i, t->get(r, h, i));
+    }
+  }
+  *t = to;
+}
 
 constexpr int64_t kSlack = 3;  // rows of no sequence between two sequences
 
@@ -103,6 +116,7 @@ inline Values run_case(const Kernels& kernels, const Case& c) {
     state |= part.start >= 0;
   }
   Tensors t = random_tensors(random, shape, rows, c.inputs);
+  for (Tensor* factor : {&t.gate, &t.write, &t.lambda, &t.dgate, &t.dwrite, &t.dlambda}) convert(factor, c.factor_dtype);
   for (Tensor* out : {&t.y, &t.dq, &t.dk, &t.dv}) {
     *out = Tensor(c.out_dtype, out->rows, out->heads, out->dim, out->pad);
     if (c.accumulate) out->fill([&] { return random.normal(); });
@@ -175,8 +189,12 @@ inline Values run_case(const Kernels& kernels, const Case& c) {
   MixerBackward backward = backward_problem(shape, t, sequences);
   bound(&backward.batch);
   backward.batch.stores = false;
-  for (View* v : {&backward.dq, &backward.dk, &backward.dv, &backward.dgate, &backward.dwrite, &backward.dlambda}) {
-    v->accumulate = c.accumulate;
+  const std::pair<const char*, View*> gradients[] = {{"dq", &backward.dq},         {"dk", &backward.dk},
+                                                     {"dv", &backward.dv},         {"dgate", &backward.dgate},
+                                                     {"dwrite", &backward.dwrite}, {"dlambda", &backward.dlambda}};
+  for (const auto& [name, view] : gradients) {
+    view->accumulate = c.accumulate;
+    if (std::find(c.absent.begin(), c.absent.end(), name) != c.absent.end()) *view = View();
   }
   if (state) {
     backward.state = memory.memory;

@@ -2,29 +2,12 @@
 // Scalar gate forward on Hopper: the two warpgroups that make outputs, each for 64 of a block's rows.
 #pragma once
 
-#include "cuda/common/element.h"
 #include "cuda/hopper/fragment.h"
+#include "cuda/hopper/scalar_gate_fragments.h"
 #include "cuda/hopper/scalar_gate_sweep.h"
 #include "cuda/hopper/wgmma.h"
 
 namespace lla::cuda::hopper {
-
-using Sums = float[32];  // 64 x 64 of a warpgroup
-
-__device__ __forceinline__ float low_of(uint32_t pair) { return from_bf16(pair & 0xffffu); }
-__device__ __forceinline__ float high_of(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
-
-// Gives sums that a product will overwrite some value, at no cost: what is undefined would be kept in local memory.
-__device__ __forceinline__ void make_fresh(Sums& sum) {
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-#if defined(LLA_CUDA_EMULATED)
-    sum[i] = 0;
-#else
-    asm volatile("" : "=f"(sum[i]));
-#endif
-  }
-}
 
 // Rows of k and v that are not the call's hold anything at all: zeroes them. By all multiplying warpgroups together.
 template <int kKeyDim>
@@ -42,12 +25,6 @@ __device__ __forceinline__ void clear_dead_rows(const SharedLayout& layout, char
   }
   fence_shared_writes();
   sync_some(1, threads);
-}
-
-// By a warp that is done with a buffer: everything that it loaded from there has been used (matrix_copy.h says why).
-__device__ __forceinline__ void release(Barrier* barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) arrive(barrier);
 }
 
 template <int kKeyDim, bool kLinear>

@@ -2,6 +2,7 @@
 // Scalar gate forward on Hopper: the warpgroup that makes nodes, or, where nothing but nodes is made and dk is 128, the two.
 #pragma once
 
+#include "cuda/hopper/scalar_gate_fold.h"
 #include "cuda/hopper/scalar_gate_multiply.h"
 
 namespace lla::cuda::hopper {
@@ -32,62 +33,9 @@ struct NodeSweep {
   __device__ __forceinline__ int node_row(int part) const { return 64 * (first_part + part) + 16 * warp; }
   __device__ __forceinline__ int slot_of(int level) const { return level < in.layout.slots ? level : in.layout.slots - 1; }
 
-  // Keys, transposed, times their decay to the block's end.
-  __device__ __forceinline__ void load_folded_keys(const Tables& tables, int part,
-                                                   uint32_t (&keys)[kBlock / kDepthStep][4]) const {
-    const uint32_t k = shared_address(shared + in.layout.k(stage.index));
-    const Place at = block_row_transposed(lane);
-#pragma unroll
-    for (int step = 0; step < kBlock / kDepthStep; ++step) {
-      load_matrices<true>(keys[step], k + RowTile::offset(kDepthStep * step + at.row, node_row(part) + at.column));
-#pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        const float2 fold =
-            *reinterpret_cast<const float2*>(&tables.fold[kDepthStep * step + 8 * side + 2 * (lane % 4)]);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          uint32_t& pair = keys[step][2 * side + h];
-          pair = pack<Half::kBf16>(low_of(pair) * fold.x, high_of(pair) * fold.y);
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void issue_node(Sums& node, const uint32_t (&keys)[kBlock / kDepthStep][4], bool adds) {
-    const uint64_t v = describe(shared_address(shared + in.layout.v(stage.index)), Major::kOuter, ValueTile::kPanelBytes);
-#pragma unroll
-    for (int step = 0; step < kBlock / kDepthStep; ++step)
-      multiply<Half::kBf16, Major::kOuter>(
-          node, keys[step], moved(v, depth_offset(Major::kOuter, step * kDepthStep, ValueTile::kPanelBytes)),
-          adds || step > 0);
-    commit_products();
-  }
-
-  // This thread's elements of a node in shared memory, 16 columns of the warp's rows.
-  __device__ __forceinline__ uint32_t node_address(int slot, int part, int columns) const {
-    const Place at = block_row(lane);
-    return shared_address(shared + in.layout.slot(slot)) + NodeTile::offset(node_row(part) + at.row, columns + at.column);
-  }
-  __device__ __forceinline__ void add_slot(Sums& node, int slot, int part, float factor) const {
-#pragma unroll
-    for (int quarter = 0; quarter < 4; ++quarter) {
-      uint32_t pairs[4];
-      load_matrices<false>(pairs, node_address(slot, part, 16 * quarter));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        node[8 * quarter + 2 * i] = fmaf(factor, low_of(pairs[i]), node[8 * quarter + 2 * i]);
-        node[8 * quarter + 2 * i + 1] = fmaf(factor, high_of(pairs[i]), node[8 * quarter + 2 * i + 1]);
-      }
-    }
-  }
+  __device__ __forceinline__ uint32_t slot_address(int slot) const { return shared_address(shared + in.layout.slot(slot)); }
   __device__ __forceinline__ void store_slot(const Sums& node, int slot, int part) const {
-#pragma unroll
-    for (int quarter = 0; quarter < 4; ++quarter) {
-      uint32_t pairs[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) pairs[i] = pack<Half::kBf16>(node[8 * quarter + 2 * i], node[8 * quarter + 2 * i + 1]);
-      store_matrices<false>(node_address(slot, part, 16 * quarter), pairs);
-    }
+    store_node<NodeTile>(node, slot_address(slot), node_row(part), lane);
     fence_shared_writes();
   }
   // Where elements i and i + 1 of this thread lie in a node [dk][64] in memory.
@@ -143,8 +91,8 @@ struct NodeSweep {
     // Also where nobody needs it, after the last block: products under way do not go with branches.
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      uint32_t keys[kBlock / kDepthStep][4];
-      load_folded_keys(tables, part, keys);
+      uint32_t keys[kFoldSteps][4];
+      load_folded<RowTile>(keys, shared_address(shared + in.layout.k(stage.index)), node_row(part), tables.fold, lane);
       if constexpr (kLinear) {
         const float decay = tables.merge[0];
 #pragma unroll
@@ -153,10 +101,10 @@ struct NodeSweep {
         make_fresh(sums[part]);
       }
       fence_products(sums[part]);
-      issue_node(sums[part], keys, kLinear);
+      issue_fold<ValueTile>(sums[part], keys, shared_address(shared + in.layout.v(stage.index)), kLinear);
       wait_products<0>(sums[part]);
 #pragma unroll
-      for (int i = 0; i < kBlock / kDepthStep; ++i) pin(keys[i]);
+      for (int i = 0; i < kFoldSteps; ++i) pin(keys[i]);
     }
     release(&barriers->k_free[stage.index]);
     release(&barriers->v_free[stage.index]);
@@ -169,7 +117,8 @@ struct NodeSweep {
       for (uint32_t left = present & ((uint32_t{1} << level) - 1); left; left &= left - 1) {
         const int child = __ffsll(left) - 1;
 #pragma unroll
-        for (int part = 0; part < kParts; ++part) add_slot(sums[part], slot_of(child), part, tables.merge[child]);
+        for (int part = 0; part < kParts; ++part)
+          add_node<NodeTile>(sums[part], slot_address(slot_of(child)), node_row(part), tables.merge[child], lane);
       }
     }
     release(&barriers->tables_free[table.index]);

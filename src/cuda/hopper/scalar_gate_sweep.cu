@@ -2,14 +2,13 @@
 // Scalar gate forward on Hopper: the sweep's kernel, the nodes of whole segments, and the launch.
 #include "cuda/hopper/scalar_gate_sweep.h"
 
-#include <algorithm>
-
 #include "cuda/hopper/capability.h"
 #include "cuda/hopper/register_budget.h"
 #include "cuda/hopper/scalar_gate_kernels.h"
 #include "cuda/hopper/scalar_gate_multiply.h"
 #include "cuda/hopper/scalar_gate_nodes.h"
 #include "cuda/hopper/scalar_gate_tables.h"
+#include "cuda/hopper/scalar_gate_views.h"
 
 namespace lla::cuda::hopper {
 
@@ -18,7 +17,6 @@ namespace {
 constexpr int kGroupRegisters[4] = {96, 136, 136, 144};
 static_assert(registers_suffice(kGroupRegisters), "more registers than a block has");
 
-constexpr int64_t kMostLength = int64_t{1} << 21;  // of a sequence, so that weights of all levels fit
 constexpr int kLinearSegmentLog = 7;  // always the same: a linear state's bits depend on where segments end
 constexpr int kSegmentLog = 5;
 
@@ -180,14 +178,7 @@ __global__ void __launch_bounds__(kJoinThreads)
   }
 }
 
-int bits(int64_t x) {
-  int n = 0;
-  for (; x > 0; x >>= 1) ++n;
-  return n;
-}
-
 int64_t tiles_of(const MixerShape& shape) { return (shape.value_dim + kColumns - 1) / kColumns; }
-int key_columns(const MixerShape& shape) { return shape.key_dim <= 64 ? 64 : 128; }
 int segment_log_of(const MixerShape& shape) { return shape.levels == 0 ? kLinearSegmentLog : kSegmentLog; }
 
 // How sequences are cut. Whether they are depends on the batch's longest one, but a sequence for which it makes a difference,
@@ -199,12 +190,10 @@ struct Cut {
 
   Cut(const MixerShape& shape, int64_t most_rows, int64_t most_length) {
     const int segment_log = segment_log_of(shape);
-    const int64_t by_position = (most_length + kBlock - 1) >> kBlockLog;
-    const int64_t most_blocks = std::min(((most_rows + kBlock - 2) >> kBlockLog) + 1, by_position);
-    const int by_length = bits((most_length - 1) >> kBlockLog), by_rows = bits(most_blocks) + 1;
-    levels = by_length < by_rows ? by_length : by_rows;
+    const int64_t by_position = (most_length + kBlock - 1) >> kBlockLog, blocks = blocks_of(most_rows, most_length);
     const int64_t whole = (int64_t{1} << segment_log) - 1;
-    segments = std::min(((most_blocks + whole - 1) >> segment_log) + 1, (by_position + whole) >> segment_log);
+    levels = node_levels(blocks, most_length);
+    segments = std::min(((blocks + whole - 1) >> segment_log) + 1, (by_position + whole) >> segment_log);
     segmented = shape.levels == 0 ? segments > 1 : levels > kSegmentLog;
   }
 };
@@ -233,37 +222,6 @@ Size carve(const MixerShape& shape, int64_t rows, int64_t sequences, char* memor
     to->upper_decay = reinterpret_cast<float*>(upper_decays);
   }
   return used;
-}
-
-TensorView<3> rows_view(const View& view, int64_t dim, int64_t rows, int64_t heads) {
-  TensorView<3> map;
-  map.type = TensorType::kBf16;
-  map.data = view.data;
-  map.extents[0] = dim;
-  map.extents[1] = rows;
-  map.extents[2] = heads;
-  map.strides[0] = rows == 1 ? 2 * ((dim + 7) & ~int64_t{7}) : 2 * view.row_stride;  // of one row it says nothing
-  map.strides[1] = heads == 1 ? map.strides[0] : 2 * view.head_stride;
-  map.box[0] = 64;
-  map.box[1] = kBlock;
-  map.box[2] = 1;
-  return map;
-}
-
-// Whether a view that is given can be copied in boxes.
-bool can_copy(const View& view, int64_t dim, int64_t rows, int64_t heads) {
-  return !view.present() || rows == 0 || (view.sequence_stride == 0 && can_map(rows_view(view, dim, rows, heads)));
-}
-
-bool can_store(const View& y) {
-  return !y.present() || (!y.accumulate && reinterpret_cast<uintptr_t>(y.data) % 16 == 0 && y.row_stride % 8 == 0 &&
-                          y.head_stride % 8 == 0 && y.sequence_stride % 8 == 0);
-}
-
-// Factors are loaded element by element. Within a block, distances have 32 bits.
-bool is_factor(const View& view) {
-  return (view.dtype == LLA_F32 || view.dtype == LLA_BF16 || view.dtype == LLA_F16) && view.row_stride >= 0 &&
-         view.row_stride < 1 << 20;
 }
 
 template <int kKeyDim, bool kLinear>
@@ -309,7 +267,7 @@ bool accepts_scalar_gate_forward(const void* problem) {
   const int64_t rows = p.batch.total_rows;
   if (rows > (int64_t{1} << 31) - 2 * kBlock) return false;
   return can_copy(p.q, s.key_dim, rows, s.groups) && can_copy(p.k, s.key_dim, rows, s.groups) &&
-         can_copy(p.v, s.value_dim, rows, s.heads) && can_store(p.y) && is_hopper();
+         can_copy(p.v, s.value_dim, rows, s.heads) && can_store(p.y) && !p.y.accumulate && is_hopper();
 }
 
 void measure_scalar_gate_forward(const void* problem, const Limits& limits, Need* need) {

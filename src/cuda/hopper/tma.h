@@ -113,6 +113,12 @@ __device__ __forceinline__ void load_box(void* to, const CUtensorMap* map, const
              ptx::cp_async_bulk_tensor(ptx::space_cluster, ptx::space_global, to, map, at, barrier));
 }
 
+// Loads `bytes` as they lie; addresses and bytes are multiples of 16.
+__device__ __forceinline__ void load_bytes(void* to, const void* from, uint32_t bytes, Barrier* barrier) {
+  LLA_HOPPER(emulator::load_bytes(to, from, bytes, barrier),
+             ptx::cp_async_bulk(ptx::space_cluster, ptx::space_global, to, from, bytes, barrier));
+}
+
 // Stores the box. Before: the writers of `from` have called fence_shared_writes(), and met this thread at a barrier.
 template <int kRank>
 __device__ __forceinline__ void store_box(const CUtensorMap* map, const int32_t (&at)[kRank], const void* from) {

@@ -46,6 +46,9 @@ constexpr Kernel kKernels[] = {
      hopper::load_scalar_gate_forward},
     {Op::MixerForward, "cuda.scalar_gate.forward.portable", accepts_forward, measure_forward, nullptr, nullptr, nullptr,
      nullptr, launch_forward, load_forward},
+    {Op::MixerBackward, "cuda.scalar_gate.backward.hopper", hopper::accepts_scalar_gate_backward,
+     hopper::measure_scalar_gate_backward, nullptr, nullptr, nullptr, nullptr, hopper::launch_scalar_gate_backward,
+     hopper::load_scalar_gate_backward},
     {Op::MixerBackward, "cuda.scalar_gate.backward.portable", accepts_backward, measure_backward, nullptr, nullptr, nullptr,
      nullptr, launch_backward, load_backward},
 };

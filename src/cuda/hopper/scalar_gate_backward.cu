@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scalar gate backward on Hopper: which problems it takes, its scratch, and the launch, slice by slice.
+#include <algorithm>
+#include <cstdlib>
+
+#include "cuda/hopper/capability.h"
+#include "cuda/hopper/scalar_gate_backward.h"
+#include "cuda/hopper/scalar_gate_kernels.h"
+#include "cuda/hopper/scalar_gate_views.h"
+
+namespace lla::cuda::hopper {
+
+namespace {
+
+// Of scratch, where a slice of one part does not need more. The emulated device has less if the environment says so.
+int64_t most_scratch() {
+#if defined(LLA_CUDA_EMULATED)
+  if (const char* bytes = std::getenv("LLA_EMULATED_SCRATCH")) return std::atoll(bytes);
+#endif
+  return int64_t{450} << 20;
+}
+// Heads of a part in groups of more than kBundle: their sums over parts lie beside the slice, and both fit.
+constexpr int kSmallBundle = 6;
+// Blocks of threads that fill the device for long: larger slices of a group would only write more parts.
+constexpr int64_t kFill = 512;
+
+// What sizes depend on. None of them, nor any size, falls when a limit rises.
+struct Extent {
+  int64_t places, piece_places, blocks;
+  int entries, piece_levels;
+
+  Extent(const MixerShape& shape, int64_t rows, int64_t sequences, int64_t most_rows, int64_t most_length)
+      : places((rows >> kBlockLog) + 2 * sequences),
+        piece_places(BackwardParameters::piece_places(rows, sequences)),
+        blocks(blocks_of(most_rows, most_length)),
+        entries(shape.levels == 0 ? 1 : node_levels(blocks, most_length)),
+        piece_levels(BackwardParameters::piece_levels_of(most_length, shape.levels == 0)) {}
+};
+
+// Heads and parts of a shape. They say in which order the parts of dq and dk are summed: nothing else may change them.
+struct Parts {
+  int key_dim, members, bundle, of_group, count;
+
+  explicit Parts(const MixerShape& shape) {
+    key_dim = key_columns(shape);
+    members = static_cast<int>(shape.heads / shape.groups);
+    bundle = members <= kBundle ? members : kSmallBundle;
+    of_group = (members + bundle - 1) / bundle;
+    count = static_cast<int>(shape.groups) * of_group;
+  }
+  // Heads that a slice of n parts has at most.
+  int heads(int n) const { return n >= of_group ? n / of_group * members : n * bundle; }
+};
+
+// Bytes of scratch of a slice of n parts: all of whole groups, or some of one group. With memory: carves it.
+Size carve(const Extent& extent, const Parts& parts, int n, char* memory, BackwardParameters* to) {
+  Size used;
+  const auto take = [&](Size bytes) {
+    char* here = memory ? memory + used.value() : nullptr;
+    used += bytes.aligned(256);
+    return here;
+  };
+  const Size slots = Size(extent.places) * parts.heads(n);
+  const int64_t reader_bytes = static_cast<int64_t>(sizeof(ReaderFactors)) + extent.entries * kBlock * 4;
+  const Size part = Size(extent.places) * kBlock * parts.key_dim * 4,
+             all_parts = n > 1 && parts.of_group > 1 ? part * n : Size(0);
+  const Size nodes = slots * parts.key_dim * kColumns * 2;
+  BackwardParameters unused, &in = to ? *to : unused;
+  in.reader_bytes = reader_bytes;
+  in.readers = take(slots * reader_bytes);
+  in.sources = reinterpret_cast<SourceFactors*>(take(slots * sizeof(SourceFactors)));
+  in.totals = reinterpret_cast<float*>(take(slots * 4));
+  in.up = reinterpret_cast<float*>(take(slots * 4));
+  in.reads = reinterpret_cast<float*>(take(slots * kMostEntries * 4));
+  in.through = reinterpret_cast<float*>(take(slots * 4));
+  in.row_reads = reinterpret_cast<float*>(take(slots * kBlock * 4));
+  in.row_others = reinterpret_cast<float*>(take(slots * kBlock * 4));
+  in.piece_levels = extent.piece_levels;
+  in.node_pieces = reinterpret_cast<float*>(
+      take(Size(extent.piece_places) * extent.piece_levels * parts.heads(n) * parts.key_dim * kColumns * 4));
+  // The parts of dq are summed up before anybody writes gradients of nodes, those of dk when nobody reads nodes any more.
+  const Size either = nodes.valid() && all_parts.valid() && nodes.value() < all_parts.value() ? all_parts : nodes;
+  char *of_nodes = take(either), *of_grads = take(either);
+  in.nodes_memory = reinterpret_cast<unsigned short*>(of_nodes);
+  in.grads_memory = reinterpret_cast<unsigned short*>(of_grads);
+  if (n > 1 && parts.of_group > 1) {
+    in.dq_parts = reinterpret_cast<float*>(of_grads);
+    in.dk_parts = reinterpret_cast<float*>(of_nodes);
+  }
+  if (n < parts.of_group) {  // a part of its own is added to the sums where it is made
+    (n > 1 ? in.dq_sums : in.dq_parts) = reinterpret_cast<float*>(take(part));
+    (n > 1 ? in.dk_sums : in.dk_parts) = reinterpret_cast<float*>(take(part));
+  }
+  return used;
+}
+
+Size bytes_of(const Extent& extent, const Parts& parts, int n) { return carve(extent, parts, n, nullptr, nullptr); }
+
+bool fits(const Extent& extent, const Parts& parts, int n) {
+  const Size bytes = bytes_of(extent, parts, n);
+  return bytes.valid() && bytes.value() <= most_scratch();
+}
+
+// Parts of a slice.
+int choose_parts(const Extent& extent, const Parts& parts, int64_t blocks) {
+  if (fits(extent, parts, parts.count)) return parts.count;
+  int n = parts.count - parts.of_group;
+  while (n > 0 && !fits(extent, parts, n)) n -= parts.of_group;
+  if (n > 0) return n;
+  n = static_cast<int>(std::min<int64_t>(parts.of_group - 1, (kFill + blocks - 1) / blocks));
+  while (n > 1 && !fits(extent, parts, n)) --n;
+  return std::max(n, 1);
+}
+
+// One slice. Kernels whose results nobody wants stay away.
+int32_t launch_slice(const BackwardParameters& in, int key_dim, void* stream) {
+  const bool gates = in.dgate.present(), rows = gates || in.dq.present() || in.dlambda.present();
+  const bool columns = gates || in.dk.present() || in.dv.present() || in.dwrite.present();
+  const bool ends = (in.part_begin + in.part_count) % in.parts_of_group == 0;  // a group
+  const bool sums = in.parts_of_group > 1 && (ends || in.dq_sums);
+  int32_t status = LLA_OK;
+  const auto then = [&](bool wanted, auto step) {
+    if (wanted && status == LLA_OK) status = step();
+  };
+  then(rows || columns, [&] { return launch_factors(in, stream); });
+  then(rows || gates, [&] { return launch_block_nodes(in, key_dim, stream); });
+  then(rows, [&] { return launch_row_gradients(in, key_dim, stream); });
+  then(sums && in.dq.present(), [&] { return launch_part_sums(in, in.dq, in.dq_parts, in.dq_sums, key_dim, stream); });
+  then(columns, [&] { return launch_node_readers(in, key_dim, stream); });
+  then(columns, [&] { return launch_node_gradients(in, key_dim, stream); });
+  then(columns, [&] { return launch_column_gradients(in, key_dim, stream); });
+  then(gates, [&] { return launch_block_flows(in, stream); });
+  then(sums && in.dk.present(), [&] { return launch_part_sums(in, in.dk, in.dk_parts, in.dk_sums, key_dim, stream); });
+  return status;
+}
+
+}  // namespace
+
+bool accepts_scalar_gate_backward(const void* problem) {
+  const MixerBackward& p = *static_cast<const MixerBackward*>(problem);
+  const MixerShape& s = p.shape;
+  if (s.mixer != LLA_SCALAR_GATE || s.key_dim < 1 || s.key_dim > 128 || s.key_dim % 8 != 0) return false;
+  if (s.value_dim < 1 || s.value_dim > kColumns || s.value_dim % 8 != 0 || s.grain != kHalf) return false;
+  for (const View* view : {&p.q, &p.k, &p.v, &p.dy}) {
+    if (view->dtype != LLA_BF16) return false;
+  }
+  for (const View* view : {&p.gate, &p.write, &p.lambda}) {
+    if (!is_factor(*view)) return false;
+  }
+  for (const View* view : {&p.dq, &p.dk, &p.dv}) {
+    if (view->present() && (view->dtype != LLA_BF16 || !can_store(*view))) return false;
+  }
+  for (const View* view : {&p.dgate, &p.dwrite, &p.dlambda}) {
+    if (view->present() && !is_factor_type(view->dtype)) return false;
+  }
+  // Histories are for the portable kernels.
+  if (p.state.nodes.base || p.state.tails.base || p.gradient.nodes.base || p.gradient.tails.base) return false;
+  const int64_t rows = p.batch.total_rows;
+  if (p.batch.most_length > kMostLength || rows > (int64_t{1} << 31) - 2 * kBlock) return false;
+  return can_copy(p.q, s.key_dim, rows, s.groups) && can_copy(p.k, s.key_dim, rows, s.groups) &&
+         can_copy(p.v, s.value_dim, rows, s.heads) && can_copy(p.dy, s.value_dim, rows, s.heads) && is_hopper();
+}
+
+// A launch takes as many parts as fit, and its batch may be smaller than the limits allow.
+void measure_scalar_gate_backward(const void* problem, const Limits& limits, Need* need) {
+  const MixerBackward& p = *static_cast<const MixerBackward*>(problem);
+  const Extent extent(p.shape, limits.rows, limits.sequences, limits.rows_per_sequence, limits.length);
+  const Parts parts(p.shape);
+  const Size one = bytes_of(extent, parts, 1), all = bytes_of(extent, parts, parts.count);
+  if (!one.valid()) {
+    need->shared = -1;
+    return;
+  }
+  need->shared = std::max(one.value(), all.valid() ? std::min(all.value(), most_scratch()) : most_scratch());
+}
+
+int32_t launch_scalar_gate_backward(const void* problem, const Limits&, char* scratch, void* stream) {
+  const MixerBackward& p = *static_cast<const MixerBackward*>(problem);
+  const MixerShape& shape = p.shape;
+  const BatchView& batch = p.batch;
+  if (batch.count == 0 || batch.most_rows == 0) return LLA_OK;
+  const Extent extent(shape, batch.total_rows, batch.count, batch.most_rows, batch.most_length);
+  const Parts parts(shape);
+  const int slice = choose_parts(extent, parts, std::min(batch.count * extent.blocks, extent.places));
+  BackwardParameters in;
+  in.shape = shape;
+  in.batch = batch;
+  in.gate = p.gate;
+  in.write = p.write;
+  in.lambda = p.lambda;
+  in.dq = p.dq;
+  in.dk = p.dk;
+  in.dv = p.dv;
+  in.dgate = p.dgate;
+  in.dwrite = p.dwrite;
+  in.dlambda = p.dlambda;
+  in.linear = shape.levels == 0;
+  in.places = extent.places;
+  in.blocks = extent.blocks;
+  in.entries = extent.entries;
+  in.members = parts.members;
+  in.bundle = parts.bundle;
+  in.parts_of_group = parts.of_group;
+  carve(extent, parts, slice, scratch, &in);
+  const int64_t node_rows = extent.places * parts.heads(slice) * parts.key_dim;
+  if (in.entries > kMostEntries || node_rows >= int64_t{1} << 31) return LLA_INTERNAL;
+
+  int32_t status = make_map(rows_view(p.q, shape.key_dim, batch.total_rows, shape.groups), &in.q);
+  if (status == LLA_OK) status = make_map(rows_view(p.k, shape.key_dim, batch.total_rows, shape.groups), &in.k);
+  if (status == LLA_OK) status = make_map(rows_view(p.v, shape.value_dim, batch.total_rows, shape.heads), &in.v);
+  if (status == LLA_OK) status = make_map(rows_view(p.dy, shape.value_dim, batch.total_rows, shape.heads), &in.dy);
+  const auto nodes_view = [&](unsigned short* memory) {
+    return TensorView<2>{TensorType::kBf16, memory, {kColumns, node_rows}, {2 * kColumns}, {kColumns, parts.key_dim}};
+  };
+  if (status == LLA_OK) status = make_map(nodes_view(in.nodes_memory), &in.nodes);
+  if (status == LLA_OK) status = make_map(nodes_view(in.grads_memory), &in.grads);
+
+  for (int begin = 0; begin < parts.count && status == LLA_OK; begin += in.part_count) {
+    const int group_end = (begin / parts.of_group + 1) * parts.of_group;
+    in.part_begin = begin;
+    // Slices are whole groups, or lie within one.
+    in.part_count = std::min(slice, (slice < parts.of_group ? group_end : parts.count) - begin);
+    in.adds = slice == 1 && begin % parts.of_group > 0;
+    in.head_begin = in.part_first(begin);
+    in.head_count = in.part_end(begin + in.part_count - 1) - in.head_begin;
+    status = launch_slice(in, parts.key_dim, stream);
+  }
+  return status;
+}
+
+int32_t load_scalar_gate_backward() {
+  if (!is_hopper()) return LLA_OK;
+  for (const auto load :
+       {load_factors, load_block_nodes, load_node_readers, load_row_gradients, load_column_gradients, load_block_flows}) {
+    const int32_t status = load();
+    if (status != LLA_OK) return status;
+  }
+  return LLA_OK;
+}
+
+}  // namespace lla::cuda::hopper

@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scalar gate backward on Hopper: what its kernels share. No state goes in or comes out; dv <= 64.
+//
+// A sequence is cut into blocks of 128 rows, numbered absolutely. A full block e that another one follows makes one node of
+// level u = trailing ones of e: the last 2^u blocks with their decay to the end of e. Block c reads, for each set bit u of c,
+// the node that ends before block (c >> u) << u, if it is of this call. Kernels, in order:
+//   factors   scalar_gate_factors.cu          factors of the rows of each block and head, decays between nodes
+//   nodes     scalar_gate_block_nodes.cu      contents of all nodes
+//   readers   scalar_gate_node_readers.cu     gradient of each node from the rows that read it
+//   down      scalar_gate_node_readers.cu     ... and from the node that takes it in: then it is that of the block itself, too
+//   rows      scalar_gate_row_gradients.cu    dq, dlambda, what rows read
+//   columns   scalar_gate_column_gradients.cu dk, dv, dwrite, what others read of rows
+//   flows     scalar_gate_block_flows.cu      dgate, sums of dq and dk over parts of a group
+// All are parallel over blocks. Heads go in slices, so that scratch does not grow with their number.
+//
+// Flow: a read of source s by row t contributes dy_t . (weight v_s) to the gradient of every log gate between the two.
+#pragma once
+
+#include "cuda/hopper/scalar_gate_sweep.h"
+
+namespace lla::cuda::hopper {
+
+constexpr int kBundle = 8;        // heads of a group whose dq and dk one block of threads sums up in registers
+constexpr int kMostEntries = 16;  // nodes that a block reads at most: sequences have up to 2^21 rows
+// Readers of a node go in pieces of so many blocks, aligned; of nodes of higher levels, their sums are put together later.
+constexpr int kPieceLog = 5, kPiece = 1 << kPieceLog;
+
+// What the rows need, of one block and head (linear: λ is 1); λ[entry][128] of the nodes that the block reads follows, entries in order of
+// levels. Rows that are not the call's have zeros everywhere.
+struct ReaderFactors {
+  // [l - 1][r]: rows whose bit l - 1 is set: scale times the decay from the middle of the pair's bucket into the row, without λ;
+  // the others: write strength times the decay from the row to that middle.
+  float level[kInnerLevels][kBlock];
+  float diagonal[kBlock];                  // scale times the write strength
+  float lambda[kInnerLevels + 1][kBlock];  // [l]: λ of level l; zero where a row has no such level
+  float start[kBlock];                     // scale times the decay from the block's start into the row
+  float newer[kMostEntries];               // of an entry: decay from the node's end to the block's start
+};
+
+// What columns (sources) need.
+struct SourceFactors {
+  // [l - 1][r]: rows whose bit l - 1 is set: scale λ times the decay from the middle into the row; the others: the decay from
+  // the row to the middle, without the write strength.
+  float level[kInnerLevels][kBlock];
+  float diagonal[kBlock];  // scale times λ of level 0
+  float write[kBlock];
+  float fold[kBlock];  // decay from the row to the block's end, without the write strength
+};
+
+struct BackwardParameters {
+  CUtensorMap q, k, v, dy;  // as in SweepParameters: boxes of 64 columns and 128 rows
+  CUtensorMap nodes, grads; // of the scratch below, as rows of 64 columns: boxes of 64 columns and key_dim (padded) rows
+  MixerShape shape;
+  BatchView batch;
+  View gate, write, lambda;
+  View dq, dk, dv, dgate, dwrite, dlambda;  // absent: not wanted
+  bool linear = false;
+
+  int64_t places = 0;   // of blocks, of all sequences; some stay empty
+  int64_t blocks = 1;   // that a sequence touches at most
+  int members = 1;      // heads of a group
+  int bundle = 1;       // heads of a part: min(members, kBundle)
+  int parts_of_group = 1;
+  // The slice: heads in the order of head_of(), whole parts of them.
+  int head_begin = 0, head_count = 0, part_begin = 0, part_count = 0;
+  int entries = 0;  // most that a block reads
+  int64_t reader_bytes = 0;  // of ReaderFactors and its λ: a multiple of 16
+
+  // Scratch; [slot] = place * head_count + head's number in the slice.
+  char* readers = nullptr;              // [slot] ReaderFactors with λ
+  SourceFactors* sources = nullptr;     // [slot]
+  float* totals = nullptr;              // [slot] log decay over the block
+  float* up = nullptr;                  // [slot] decay from the end of the block's node to that of the node that takes it in
+  unsigned short* nodes_memory = nullptr;  // [slot][key_dim padded][64] bf16: the node that the block makes
+  unsigned short* grads_memory = nullptr;  // the same of its gradient: from its readers, later in all
+  float* reads = nullptr;               // [slot][kMostEntries] flow of the block's reads of an entry
+  // [place of the piece][level - kPieceLog - 1][head of the slice][64 * key_dim padded]: sums of the pieces of nodes of higher
+  // levels than kPieceLog, in an order of the kernel's own.
+  float* node_pieces = nullptr;
+  int piece_levels = 0;                 // such levels that there can be: piece_levels_of()
+  float* through = nullptr;             // [slot] flow of the block's node through the node that takes it in
+  float* row_reads = nullptr;           // [slot][128] flow of what a row reads, without itself
+  float* row_others = nullptr;          // [slot][128] flow of what others read of a row
+  // Only where a group has several parts, else the kernels write dq and dk themselves. Slices of one part add it to those
+  // before it, if `adds`; larger slices have sums of earlier ones beside their parts.
+  float *dq_parts = nullptr, *dk_parts = nullptr;  // [part of the slice][place][128][key_dim padded]
+  float *dq_sums = nullptr, *dk_sums = nullptr;    // [place][128][key_dim padded]: of the group's earlier slices
+  bool adds = false;
+
+  // The head with number i of the order in which members of a group are neighbours, and its group.
+  LLA_HOST_DEVICE int head_of(int i) const {
+    const int groups = static_cast<int>(shape.groups);
+    return shape.head_map == LLA_HEAD_MAP_CYCLIC ? i % members * groups + i / members : i;
+  }
+  LLA_HOST_DEVICE int group_of(int i) const { return i / members; }
+  // Heads [first, end) of a part, as such numbers.
+  LLA_HOST_DEVICE int part_first(int part) const {
+    return part / parts_of_group * members + part % parts_of_group * bundle;
+  }
+  LLA_HOST_DEVICE int part_end(int part) const {
+    const int end = part_first(part) + bundle, group_end = (part / parts_of_group + 1) * members;
+    return end < group_end ? end : group_end;
+  }
+  LLA_HOST_DEVICE int64_t slot(int64_t place, int i) const { return place * head_count + (i - head_begin); }
+  LLA_HOST_DEVICE ReaderFactors* reader(int64_t slot) const {
+    return reinterpret_cast<ReaderFactors*>(readers + slot * reader_bytes);
+  }
+  // Levels of nodes above kPieceLog in sequences that end at `length` at most, and places of pieces of a batch.
+  static int piece_levels_of(int64_t length, bool linear) {
+    int levels = 0;
+    for (int64_t n = length > 0 ? (length - 1) >> kBlockLog : 0; n > 0; n >>= 1) ++levels;
+    return linear || levels <= kPieceLog + 1 ? 0 : levels - kPieceLog - 1;
+  }
+  static int64_t piece_places(int64_t total_rows, int64_t sequences) {
+    return (total_rows >> (kBlockLog + kPieceLog)) + 2 * sequences;
+  }
+  // Place of the sequence's first block; those of two sequences never meet.
+  LLA_HOST_DEVICE int64_t first_place(const Sequence& sequence, int64_t b) const {
+    return (sequence.row_begin >> kBlockLog) + 2 * b;
+  }
+};
+
+// One block of a sequence.
+struct BlockOfRows {
+  int64_t index = 0;                          // of the sequence, in tensors
+  int row_begin = 0, rows = 0, position = 0;  // of the sequence
+  int first = 0, end = 0;                     // blocks of the sequence
+  int block = 0;
+  int64_t place = 0;
+  int lo = 0, hi = 0;  // its local rows that are the call's
+  int row = 0;         // of local row 0 on the row axis
+  bool makes = false;  // a node
+
+  // Place of another block of the sequence.
+  __device__ __forceinline__ int64_t place_of(int other) const { return place + other - block; }
+  // Levels of the nodes that it reads; linear: bit 0.
+  __device__ __forceinline__ uint32_t reads(bool linear) const {
+    if (linear) return block > first ? 1 : 0;
+    uint32_t found = 0;
+    for (uint32_t left = static_cast<uint32_t>(block); left; left &= left - 1) {
+      const int u = __ffsll(left) - 1;
+      if (node_end(u, false) >= first) found |= uint32_t{1} << u;
+    }
+    return found;
+  }
+  // The block with which the node of level u that it reads ends.
+  __device__ __forceinline__ int node_end(int u, bool linear) const { return linear ? block - 1 : ((block >> u) << u) - 1; }
+  // The block whose node takes in this block's, if it makes one.
+  __device__ __forceinline__ int parent(bool linear) const {
+    return linear ? block + 1 : block + (1 << trailing_ones_of_block(block));
+  }
+  // Blocks after which the node that this block makes is read by none: it is read by those from block + 1 on.
+  __device__ __forceinline__ int readers_end(bool linear) const {
+    const int to = linear ? block + 2 : block + 1 + (1 << trailing_ones_of_block(block));
+    return to < end ? to : end;
+  }
+};
+
+// Block number n of [0, sequences * blocks): false if there is none.
+__device__ __forceinline__ bool find_block(const BackwardParameters& in, int64_t n, BlockOfRows* to) {
+  const int64_t b = n / in.blocks;
+  const Sequence& sequence = in.batch.sequences[b];
+  if (sequence.padding || sequence.rows <= 0) return false;
+  to->index = sequence.index;
+  to->row_begin = static_cast<int>(sequence.row_begin);
+  to->rows = static_cast<int>(sequence.rows);
+  to->position = static_cast<int>(sequence.position);
+  to->first = to->position >> kBlockLog;
+  to->end = (to->position + to->rows + kBlock - 1) >> kBlockLog;
+  to->block = to->first + static_cast<int>(n % in.blocks);
+  if (to->block >= to->end) return false;
+  to->place = in.first_place(sequence, b) + to->block - to->first;
+  const int before = to->position - (to->block << kBlockLog), end = before + to->rows;
+  to->lo = before <= 0 ? 0 : before;
+  to->hi = end >= kBlock ? kBlock : end;
+  to->row = to->row_begin - before;
+  to->makes = to->block + 1 < to->end;
+  return true;
+}
+
+int32_t launch_factors(const BackwardParameters& in, void* stream);
+int32_t launch_block_nodes(const BackwardParameters& in, int key_dim, void* stream);
+int32_t launch_node_readers(const BackwardParameters& in, int key_dim, void* stream);
+int32_t launch_node_gradients(const BackwardParameters& in, int key_dim, void* stream);
+int32_t launch_row_gradients(const BackwardParameters& in, int key_dim, void* stream);
+int32_t launch_column_gradients(const BackwardParameters& in, int key_dim, void* stream);
+int32_t launch_block_flows(const BackwardParameters& in, void* stream);  // dgate
+// Sums of dq or dk over the parts of groups, those of earlier slices included; the slice that ends a group stores them.
+int32_t launch_part_sums(const BackwardParameters& in, const View& to, const float* parts, float* sums, int key_dim,
+                         void* stream);
+int32_t load_factors();
+int32_t load_block_nodes();
+int32_t load_node_readers();
+int32_t load_row_gradients();
+int32_t load_column_gradients();
+int32_t load_block_flows();
+
+}  // namespace lla::cuda::hopper

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scalar gate on Hopper: a block of rows folded into a node, and nodes in shared memory. A warp works on 16 rows of a node,
+// its warpgroup on 64 of them and all 64 columns.
+#pragma once
+
+#include "cuda/hopper/fragment.h"
+#include "cuda/hopper/scalar_gate_fragments.h"
+
+namespace lla::cuda::hopper {
+
+constexpr int kFoldSteps = kBlock / kDepthStep;
+
+// Columns [first, first + 16) of a tile [row][dk] of keys, transposed, times a factor for each row.
+template <class RowTile>
+__device__ __forceinline__ void load_folded(uint32_t (&keys)[kFoldSteps][4], uint32_t tile, int first, const float* factor,
+                                            int lane) {
+  const Place at = block_row_transposed(lane);
+#pragma unroll
+  for (int step = 0; step < kFoldSteps; ++step) {
+    load_matrices<true>(keys[step], tile + RowTile::offset(kDepthStep * step + at.row, first + at.column));
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      const float2 fold = *reinterpret_cast<const float2*>(factor + kDepthStep * step + 8 * side + 2 * (lane % 4));
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        uint32_t& pair = keys[step][2 * side + h];
+        pair = pack<Half::kBf16>(low_of(pair) * fold.x, high_of(pair) * fold.y);
+      }
+    }
+  }
+}
+
+// Puts the product of folded keys with a tile [row][64] of values on its way.
+template <class ValueTile>
+__device__ __forceinline__ void issue_fold(Sums& node, const uint32_t (&keys)[kFoldSteps][4], uint32_t tile, bool adds) {
+  const uint64_t v = describe(tile, Major::kOuter, ValueTile::kPanelBytes);
+#pragma unroll
+  for (int step = 0; step < kFoldSteps; ++step)
+    multiply<Half::kBf16, Major::kOuter>(node, keys[step],
+                                         moved(v, depth_offset(Major::kOuter, step * kDepthStep, ValueTile::kPanelBytes)),
+                                         adds || step > 0);
+  commit_products();
+}
+
+// This thread's elements of a node in shared memory, 16 columns of the warp's rows [first, first + 16).
+template <class NodeTile>
+__device__ __forceinline__ uint32_t node_address(uint32_t tile, int first, int columns, int lane) {
+  const Place at = block_row(lane);
+  return tile + NodeTile::offset(first + at.row, columns + at.column);
+}
+
+template <class NodeTile>
+__device__ __forceinline__ void add_node(Sums& node, uint32_t tile, int first, float factor, int lane) {
+#pragma unroll
+  for (int quarter = 0; quarter < 4; ++quarter) {
+    uint32_t pairs[4];
+    load_matrices<false>(pairs, node_address<NodeTile>(tile, first, 16 * quarter, lane));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      node[8 * quarter + 2 * i] = fmaf(factor, low_of(pairs[i]), node[8 * quarter + 2 * i]);
+      node[8 * quarter + 2 * i + 1] = fmaf(factor, high_of(pairs[i]), node[8 * quarter + 2 * i + 1]);
+    }
+  }
+}
+
+template <class NodeTile>
+__device__ __forceinline__ void store_node(const Sums& node, uint32_t tile, int first, int lane) {
+#pragma unroll
+  for (int quarter = 0; quarter < 4; ++quarter) {
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) pairs[i] = pack<Half::kBf16>(node[8 * quarter + 2 * i], node[8 * quarter + 2 * i + 1]);
+    store_matrices<false>(node_address<NodeTile>(tile, first, 16 * quarter, lane), pairs);
+  }
+}
+
+}  // namespace lla::cuda::hopper

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scalar gate on Hopper: what multiplying warpgroups do with registers and buffers.
+#pragma once
+
+#include "cuda/common/element.h"
+#include "cuda/hopper/mbarrier.h"
+#include "cuda/hopper/scalar_gate_sweep.h"
+#include "cuda/hopper/wgmma.h"
+
+namespace lla::cuda::hopper {
+
+using Sums = float[32];  // 64 x 64 of a warpgroup
+
+__device__ __forceinline__ float low_of(uint32_t pair) { return from_bf16(pair & 0xffffu); }
+__device__ __forceinline__ float high_of(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+
+// Gives sums that a product will overwrite some value, at no cost: what is undefined would be kept in local memory.
+template <int kCount>
+__device__ __forceinline__ void make_fresh(float (&sum)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+#if defined(LLA_CUDA_EMULATED)
+    sum[i] = 0;
+#else
+    asm volatile("" : "=f"(sum[i]));
+#endif
+  }
+}
+
+// By a warp that is done with a buffer: everything that it loaded from there has been used (matrix_copy.h says why).
+__device__ __forceinline__ void release(Barrier* barrier) {
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) arrive(barrier);
+}
+
+}  // namespace lla::cuda::hopper

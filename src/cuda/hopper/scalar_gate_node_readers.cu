@@ -1,0 +1,613 @@
+// SPDX-License-Identifier: Apache-2.0
+// Scalar gate backward on Hopper: the gradient of each node, from the rows that read it, then from the nodes that take it
+// in.
+#include <algorithm>
+
+#include "cuda/common/reduce.h"
+#include "cuda/hopper/capability.h"
+#include "cuda/hopper/register_budget.h"
+#include "cuda/hopper/scalar_gate_backward.h"
+#include "cuda/hopper/scalar_gate_multiply.h"
+#include "cuda/hopper/tile_rows.h"
+
+namespace lla::cuda::hopper {
+
+namespace {
+
+// ---- from readers
+// ----------------------------------------------------------------------------------------------------------
+
+// Tasks, those of the highest levels first: a level's pieces of blocks that read nodes, for each sequence.
+struct ReaderPlan {
+  int levels = 0;       // log-linear: of nodes
+  int pieces[16] = {};  // of a level and sequence at most
+  int sequences = 0;
+  int chunks = 0, chunks_of_part = 0;  // of heads
+  int tasks = 0;
+};
+
+// Blocks [from, to) that read one node, for some heads of one group.
+struct ReaderTask {
+  int row = 0;   // of position 0 on the row axis
+  int last = 0;  // rows of the last block that are the call's; those of the others all are
+  int level = 0, from = 0, to = 0;
+  int heads = 0, head = 0, group = 0;  // how many, number of the first
+  int node_place = 0, from_place = 0;
+  int piece_place = -1;  // of a piece of a node that has several
+
+  __device__ __forceinline__ int row_of(int block) const { return row + (block << kBlockLog); }
+};
+
+template <int kHeads>
+__device__ __forceinline__ bool find_task(const BackwardParameters& in, const ReaderPlan& plan, int number, ReaderTask* to) {
+  int n = static_cast<int>(number / plan.chunks);
+  const int chunk = static_cast<int>(number) - n * plan.chunks, part = in.part_begin + chunk / plan.chunks_of_part;
+  if (number >= plan.tasks) return false;
+  to->head = in.part_first(part) + chunk % plan.chunks_of_part * kHeads;
+  to->heads = min(kHeads, in.part_end(part) - to->head);
+  if (to->heads <= 0) return false;
+  to->group = in.group_of(to->head);
+  int u = plan.levels - 1;
+  while (n >= plan.pieces[u] * plan.sequences) n -= plan.pieces[u--] * plan.sequences;
+  const int b = n / plan.pieces[u], piece = n % plan.pieces[u];
+  BlockOfRows block;
+  if (!find_block(in, b * in.blocks, &block)) return false;
+  to->row = block.row_begin - block.position;
+  to->level = u;
+  int node;
+  if (in.linear) {
+    node = block.first + piece;
+    to->from = node + 1;
+    to->to = min(node + 2, block.end);
+  } else {
+    // Blocks that read nodes of level u have bit u: pieces of 2^s blocks have bit t.
+    const int s = min(u, kPieceLog), t = u - s;
+    const int x = (block.first >> (u + 1) << (t + 1)) + (piece >> t << (t + 1)) + (1 << t) + (piece & ((1 << t) - 1));
+    to->from = x << s;
+    to->to = min((x + 1) << s, block.end);
+    node = (x >> t << u) - 1;
+    to->piece_place = u <= kPieceLog ? -1
+                                     : static_cast<int>((block.row_begin >> (kBlockLog + kPieceLog)) + 2 * b) + x -
+                                           (block.first >> kPieceLog);
+  }
+  if (node < block.first || to->from >= to->to) return false;
+  to->last = min(kBlock, block.position + block.rows - ((to->to - 1) << kBlockLog));
+  to->node_place = static_cast<int>(block.place_of(node));
+  to->from_place = static_cast<int>(block.place_of(to->from));
+  return true;
+}
+
+// The task of a block of threads in some round: back and forth, so that nobody has the larger one in every round.
+__device__ __forceinline__ int task_of_round(int round) {
+  const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  return round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
+}
+
+constexpr int kReaderStages = 2;
+
+template <int kKeyDim, int kHeads>
+struct ReaderLayout {
+  using RowTile = SwizzledTile<kBlock, kKeyDim>;     // q: [row][dk]
+  using ValueTile = SwizzledTile<kBlock, kColumns>;  // dy: [row][dv]
+  static constexpr uint32_t kStageBytes = RowTile::kBytes + kHeads * ValueTile::kBytes;
+  static constexpr uint32_t kStaging = kReaderStages * kStageBytes;            // a kibibyte for each warp
+  static constexpr uint32_t kWeights = kStaging + kHeads * 4 * kStagingBytes;  // [turn][head][128]
+  static constexpr uint32_t kBarriers = kWeights + 2 * kHeads * kBlock * 4;
+  static constexpr uint32_t kBytes = kBarriers + 64;
+  // A warpgroup for each head, and a thread that brings rows. Several heads: it has a warpgroup, whose registers the others
+  // take.
+  static constexpr int kThreads = kHeads == 1 ? 160 : 128 * (kHeads + 1);
+};
+
+struct ReaderBarriers {
+  Barrier full[kReaderStages], free[kReaderStages];
+};
+
+// Stores the transposed sum of a node's gradient [dv][dk], as bf16 [dk][64].
+template <int kKeyDim>
+__device__ __forceinline__ void store_node(unsigned short* node, const float (&sums)[kKeyDim / 2], char* staging) {
+  const int warp = static_cast<int>(threadIdx.x) / 32 % 4, lane = static_cast<int>(threadIdx.x) % 32;
+  const uint32_t address = shared_address(staging);
+  const auto place = [](int row, int chunk) { return static_cast<uint32_t>(row * 32 + ((chunk ^ (row >> 2 & 1)) * 16)); };
+  const Place at = block_row_transposed(lane);
+  // 32 keys, 16 columns of values: sectors of memory.
+#pragma unroll
+  for (int keys = 0; keys < kKeyDim; keys += 32) {
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+      uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int e = keys / 2 + 8 * side + 2 * i;
+        pairs[i] = pack<Half::kBf16>(sums[e], sums[e + 1]);
+      }
+      store_matrices<true>(address + place(16 * side + at.row, at.column / 8), pairs);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = 16 * i + lane / 2, chunk = lane % 2;
+      reinterpret_cast<uint4*>(node + (keys + row) * kColumns + 16 * warp)[chunk] =
+          *reinterpret_cast<const uint4*>(staging + place(row, chunk));
+    }
+    __syncwarp();
+  }
+}
+
+// Where the warpgroup of a head leaves its sums of a piece: [i / 4][thread][4].
+template <int kKeyDim>
+__device__ __forceinline__ float4* piece_of(const BackwardParameters& in, int64_t place, int level, int head) {
+  const int64_t slot = (place * in.piece_levels + level - kPieceLog - 1) * in.head_count + head - in.head_begin;
+  return reinterpret_cast<float4*>(in.node_pieces + slot * (kKeyDim * kColumns)) + threadIdx.x % 128;
+}
+
+template <int kKeyDim, int kHeads>
+struct NodeReaders {
+  using Layout = ReaderLayout<kKeyDim, kHeads>;
+  using RowTile = typename Layout::RowTile;
+  using ValueTile = typename Layout::ValueTile;
+  static constexpr int kSteps = kBlock / kDepthStep;
+
+  const BackwardParameters& in;
+  char* shared;
+  ReaderBarriers* barriers;
+  const int number, thread, warp, lane;  // number: of the warpgroup, and of its head in the task
+  Turn stage;
+  int turn = 0;  // of the weights
+  float sums[kKeyDim / 2];
+
+  __device__ __forceinline__ NodeReaders(const BackwardParameters& parameters, char* memory, ReaderBarriers* all)
+      : in(parameters),
+        shared(memory),
+        barriers(all),
+        number(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0)),
+        thread(static_cast<int>(threadIdx.x) % 128),
+        warp(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 32 % 4, 0)),
+        lane(static_cast<int>(threadIdx.x) % 32) {}
+
+  __device__ __forceinline__ char* q() const { return shared + stage.index * Layout::kStageBytes; }
+  __device__ __forceinline__ char* dy() const { return q() + RowTile::kBytes + number * ValueTile::kBytes; }
+
+  // With which a row of a block reads the node: this thread's. Fetched ahead.
+  struct Weight {
+    float start = 0, newer = 0, lambda = 1;
+  };
+  __device__ __forceinline__ Weight fetch(const char* readers, int block, int level) const {
+    Weight weight;
+    const auto* reader = reinterpret_cast<const ReaderFactors*>(readers);
+    const int entry = in.linear ? 0 : __popcll(static_cast<uint32_t>(block) & ((uint32_t{1} << level) - 1));
+    weight.start = reader->start[thread];
+    weight.newer = reader->newer[entry];
+    if (!in.linear) weight.lambda = reinterpret_cast<const float*>(reader + 1)[entry * kBlock + thread];
+    return weight;
+  }
+  __device__ __forceinline__ const char* readers_of(const ReaderTask& task) const {
+    return reinterpret_cast<const char*>(in.reader(in.slot(task.from_place, task.head + number)));
+  }
+
+  // dy, transposed, times the rows' weights: two steps of depth.
+  __device__ __forceinline__ void load_weighted(const float* weights, int first, uint32_t (&values)[2][4]) const {
+    const Place at = block_row_transposed(lane);
+    const uint32_t from = shared_address(dy()) + ValueTile::offset(at.row, 16 * warp + at.column);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = kDepthStep * (first + i);
+      load_matrices<true>(values[i], from + row * kSwizzleRow);  // whole atoms on: the same place of the pattern
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        const float2 weight = *reinterpret_cast<const float2*>(&weights[row + 8 * side + 2 * (lane % 4)]);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          uint32_t& pair = values[i][2 * side + h];
+          pair = pack<Half::kBf16>(low_of(pair) * weight.x, high_of(pair) * weight.y);
+        }
+      }
+    }
+  }
+
+  // While two steps are multiplied, the next two are made ready: there are no registers for more.
+  __device__ __forceinline__ void add_block(const float* weights, bool adds) {
+    uint32_t values[2][2][4];
+    const uint64_t queries = describe(shared_address(q()), Major::kOuter, RowTile::kPanelBytes);
+    fence_products(sums);
+#pragma unroll
+    for (int step = 0; step < kSteps; step += 2) {
+      uint32_t(&pair)[2][4] = values[step / 2 % 2];
+      if (step >= 4) wait_products<1>(pair[0], pair[1]);
+      load_weighted(weights, step, pair);
+      fence_products(pair[0], pair[1]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i)
+        multiply<Half::kBf16, Major::kOuter>(
+            sums, pair[i], moved(queries, depth_offset(Major::kOuter, (step + i) * kDepthStep, RowTile::kPanelBytes)),
+            adds || step + i > 0);
+      commit_products();
+    }
+    wait_products<0>(sums, values[0][0], values[0][1], values[1][0], values[1][1]);
+  }
+
+  // Adds up what the task's blocks read.
+  __device__ __forceinline__ void add_blocks(const ReaderTask& task, Weight weight) {
+    const bool active = number < task.heads;
+    const char* readers = readers_of(task);
+    make_fresh(sums);
+#pragma unroll 1
+    for (int block = task.from; block < task.to; ++block) {
+      float* weights = reinterpret_cast<float*>(shared + Layout::kWeights) + (turn * kHeads + number) * kBlock;
+      turn ^= 1;
+      if (active) {
+        weights[thread] = weight.start * weight.newer * weight.lambda;
+        readers += in.head_count * in.reader_bytes;
+        if (block + 1 < task.to) weight = fetch(readers, block + 1, task.level);
+      }
+      sync_some(2 + number, 128);
+      wait(&barriers->full[stage.index], stage.phase);
+      if (block + 1 == task.to && task.last < kBlock) {
+        if (active) clear_rows<kBlock>(dy(), 1, 0, task.last, thread, 128);
+        clear_rows<kBlock>(q(), RowTile::kPanels, 0, task.last, static_cast<int>(threadIdx.x), 128 * kHeads);
+        fence_shared_writes();
+        sync_some(1, 128 * kHeads);
+      }
+      if (active) add_block(weights, block > task.from);
+      release(&barriers->free[stage.index]);
+      stage.next(kReaderStages);
+    }
+  }
+
+  __device__ __forceinline__ void store(int node_place, int piece_place, int level, int head) const {
+    if (piece_place >= 0) {
+      float4* to = piece_of<kKeyDim>(in, piece_place, level, head);
+#pragma unroll
+      for (int i = 0; i < kKeyDim / 8; ++i)
+        to[128 * i] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+    } else {
+      store_node<kKeyDim>(in.grads_memory + in.slot(node_place, head) * (kKeyDim * kColumns), sums,
+                          shared + Layout::kStaging + (number * 4 + warp) * kStagingBytes);
+    }
+  }
+
+  __device__ __forceinline__ bool find(const ReaderPlan& plan, int* round, ReaderTask* task) const {
+    while (*round * static_cast<int>(gridDim.x) < plan.tasks) {
+      if (find_task<kHeads>(in, plan, task_of_round((*round)++), task)) return true;
+    }
+    return false;
+  }
+
+  // While a task's sums are stored, the next one's first weights are on their way.
+  __device__ __forceinline__ void run(const ReaderPlan& plan) {
+    ReaderTask task;
+    Weight weight;
+    int round = 0;
+    bool found = find(plan, &round, &task);
+    if (found && number < task.heads) weight = fetch(readers_of(task), task.from, task.level);
+#pragma unroll 1
+    while (found) {
+      add_blocks(task, weight);
+      const int node_place = task.node_place, piece_place = task.piece_place, level = task.level, head = task.head + number;
+      const bool active = number < task.heads;
+      found = find(plan, &round, &task);
+      if (found && number < task.heads) weight = fetch(readers_of(task), task.from, task.level);
+      if (active) store(node_place, piece_place, level, head);
+    }
+  }
+};
+
+// One thread: brings q and dy of the blocks of all tasks.
+template <int kKeyDim, int kHeads>
+__device__ void copy_readers(const BackwardParameters& in, const ReaderPlan& plan, char* shared, ReaderBarriers* barriers) {
+  using Layout = ReaderLayout<kKeyDim, kHeads>;
+  using RowTile = typename Layout::RowTile;
+  using ValueTile = typename Layout::ValueTile;
+  Turn stage;
+  for (int round = 0; round * static_cast<int>(gridDim.x) < plan.tasks; ++round) {
+    ReaderTask task;
+    if (!find_task<kHeads>(in, plan, task_of_round(round), &task)) continue;
+    for (int block = task.from; block < task.to; ++block) {
+      char* to = shared + stage.index * Layout::kStageBytes;
+      Barrier* full = &barriers->full[stage.index];
+      wait(&barriers->free[stage.index], stage.phase ^ 1);
+      arrive_expect_bytes(full, RowTile::kBytes + static_cast<uint32_t>(task.heads) * ValueTile::kBytes);
+      for (int panel = 0; panel < RowTile::kPanels; ++panel)
+        load_box(to + panel * RowTile::kPanelBytes, &in.q, {64 * panel, task.row_of(block), task.group}, full);
+      to += RowTile::kBytes;
+      for (int i = 0; i < task.heads; ++i, to += ValueTile::kBytes)
+        load_box(to, &in.dy, {0, task.row_of(block), in.head_of(task.head + i)}, full);
+      stage.next(kReaderStages);
+    }
+  }
+}
+
+constexpr int kReaderRegisters[5] = {112, 112, 112, 112, 32};  // of warpgroups, where there are several heads
+static_assert(registers_suffice(kReaderRegisters), "more registers than a block has");
+
+template <int kKeyDim, int kHeads>
+__global__ void __launch_bounds__(ReaderLayout<kKeyDim, kHeads>::kThreads, kHeads == 1 ? 2 : 1)
+    read_nodes(const __grid_constant__ BackwardParameters in, const __grid_constant__ ReaderPlan plan) {
+  using Layout = ReaderLayout<kKeyDim, kHeads>;
+  char* shared = shared_memory();
+  ReaderBarriers* barriers = reinterpret_cast<ReaderBarriers*>(shared + Layout::kBarriers);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kReaderStages; ++i) {
+      init_barrier(&barriers->full[i], 1);
+      init_barrier(&barriers->free[i], 4 * kHeads);
+    }
+    publish_barriers();
+  }
+  __syncthreads();
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  if (warp < 4 * kHeads) {
+    if constexpr (kHeads > 1) take_registers<kReaderRegisters[0]>();
+    NodeReaders<kKeyDim, kHeads>(in, shared, barriers).run(plan);
+  } else {
+    if constexpr (kHeads > 1) keep_registers<kReaderRegisters[4]>();
+    if (threadIdx.x == 128 * kHeads) copy_readers<kKeyDim, kHeads>(in, plan, shared, barriers);
+  }
+}
+
+// Nodes whose readers went in pieces: their sum, in order. One block of threads: one node and head.
+template <int kKeyDim>
+__global__ void __launch_bounds__(128)
+    join_pieces(const __grid_constant__ BackwardParameters in, int64_t most_nodes, int64_t tasks) {
+  constexpr int kNodeLog = kPieceLog + 1;  // such nodes end with a multiple of so many blocks
+  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const int head = in.head_begin + static_cast<int>(task % in.head_count);
+    const int64_t n = task / in.head_count, b = n / most_nodes;
+    BlockOfRows node;
+    if (!find_block(in, b * in.blocks, &node)) continue;
+    const int64_t places = node.place;
+    const int first = node.first;
+    node.block = (((first >> kNodeLog) + static_cast<int>(n % most_nodes) + 1) << kNodeLog) - 1;
+    if (node.block < first || node.block + 1 >= node.end) continue;
+    const int level = trailing_ones_of_block(node.block);
+    const int64_t piece = (in.batch.sequences[b].row_begin >> (kBlockLog + kPieceLog)) + 2 * b +
+                          ((node.block + 1) >> kPieceLog) - (first >> kPieceLog);
+    const int count = (node.readers_end(false) - node.block - 1 + kPiece - 1) >> kPieceLog;
+    float sums[kKeyDim / 2];
+#pragma unroll
+    for (float& sum : sums) sum = 0;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      const float4* from = piece_of<kKeyDim>(in, piece + i, level, head);
+#pragma unroll
+      for (int j = 0; j < kKeyDim / 8; ++j) {
+        const float4 x = from[128 * j];
+        sums[4 * j] += x.x;
+        sums[4 * j + 1] += x.y;
+        sums[4 * j + 2] += x.z;
+        sums[4 * j + 3] += x.w;
+      }
+    }
+    store_node<kKeyDim>(in.grads_memory + in.slot(places + node.block - first, head) * (kKeyDim * kColumns), sums,
+                        shared_memory() + threadIdx.x / 32 * kStagingBytes);
+  }
+}
+
+template <int kKeyDim, int kHeads>
+int32_t launch_readers(const BackwardParameters& in, void* stream) {
+  ReaderPlan plan;
+  plan.chunks_of_part = (in.bundle + kHeads - 1) / kHeads;
+  plan.chunks = in.part_count * plan.chunks_of_part;
+  plan.sequences = static_cast<int>(in.batch.count);
+  const int blocks = static_cast<int>(in.blocks);
+  int64_t pieces = 0;
+  if (in.linear) {
+    plan.levels = 1;
+    pieces = plan.pieces[0] = blocks;
+  } else {
+    for (int64_t n = (in.batch.most_length - 1) >> kBlockLog; n > 0; n >>= 1, ++plan.levels) {
+      const int s = std::min(plan.levels, kPieceLog), t = plan.levels - s;
+      plan.pieces[plan.levels] = ((blocks >> (plan.levels + 1)) + 2) << t;
+      pieces += plan.pieces[plan.levels];
+    }
+  }
+  const int64_t tasks = pieces * in.batch.count * plan.chunks;
+  if (tasks >= int64_t{1} << 30) return LLA_INTERNAL;
+  plan.tasks = static_cast<int>(tasks);
+  using Layout = ReaderLayout<kKeyDim, kHeads>;
+  const int64_t most = (kHeads == 1 ? 2 : 1) * multiprocessors();
+  int32_t status =
+      launch(read_nodes<kKeyDim, kHeads>, tasks < most ? tasks : most, Layout::kThreads, Layout::kBytes, stream, in, plan);
+  if (status == LLA_OK && in.piece_levels > 0) {
+    const int64_t nodes = (in.blocks >> (kPieceLog + 1)) + 2, joins = nodes * in.batch.count * in.head_count;
+    status = launch(join_pieces<kKeyDim>, joins, 128, 4 * kStagingBytes, stream, in, nodes, joins);
+  }
+  return status;
+}
+
+// ---- down
+// ------------------------------------------------------------------------------------------------------------------
+
+constexpr int kDownThreads = 256, kDownElements = 8;
+constexpr int kDownPiece = kDownThreads * kDownElements;  // elements of a node that a block of threads takes down
+constexpr int kWindowLog = 5, kWindow = 1 << kWindowLog;  // steps of a log-linear walk
+constexpr int kQuad = 4;  // steps whose levels are known, but for the newest's; so many are on their way
+
+// This thread's elements of the steps of a walk.
+struct DownWalk {
+  static constexpr int kLanes = 8;  // that sum the flow of a step
+  using Elements = float[kDownElements];
+
+  const BackwardParameters& in;
+  const int shift, pieces, piece, head, first, begin, end;  // steps [begin, end); step x: block ((x + 1) << shift) - 1
+  const int64_t places;
+  float* flows;  // [step of a window][kDownThreads + kLanes]: no two of a warp's lanes meet in a bank
+
+  struct Loaded {
+    uint4 own = {0, 0, 0, 0}, node = {0, 0, 0, 0};
+    float up = 0;
+  };
+  __device__ __forceinline__ bool has(int x) const { return x >= begin && x < end; }
+  __device__ __forceinline__ int64_t slot_of(int x) const { return in.slot(places + ((x + 1) << shift) - 1 - first, head); }
+  __device__ __forceinline__ uint4* at(unsigned short* memory, int x) const {
+    return reinterpret_cast<uint4*>(memory + (slot_of(x) * pieces + piece) * kDownPiece) + threadIdx.x;
+  }
+  __device__ __forceinline__ Loaded load(int x) const {
+    Loaded loaded;
+    if (!has(x)) return loaded;
+    loaded.own = *at(in.grads_memory, x);
+    loaded.node = *at(in.nodes_memory, x);
+    loaded.up = in.up[slot_of(x)];
+    return loaded;
+  }
+  __device__ __forceinline__ void read(const Loaded& loaded, Elements& sum) const {
+    const uint32_t own[4] = {loaded.own.x, loaded.own.y, loaded.own.z, loaded.own.w};
+#pragma unroll
+    for (int i = 0; i < kDownElements; ++i) sum[i] = i % 2 == 0 ? low_of(own[i / 2]) : high_of(own[i / 2]);
+  }
+  // The gradient of a node whose parent's is there; zero: it has none.
+  __device__ __forceinline__ void visit(int x, const Loaded& loaded, const Elements& parent, Elements& sum) const {
+    const uint32_t node[4] = {loaded.node.x, loaded.node.y, loaded.node.z, loaded.node.w};
+    float flow = 0;
+    read(loaded, sum);
+#pragma unroll
+    for (int i = 0; i < kDownElements; ++i) {
+      const float more = loaded.up * parent[i];
+      flow = fmaf(i % 2 == 0 ? low_of(node[i / 2]) : high_of(node[i / 2]), more, flow);
+      sum[i] += more;
+    }
+    *at(in.grads_memory, x) = make_uint4(pack<Half::kBf16>(sum[0], sum[1]), pack<Half::kBf16>(sum[2], sum[3]),
+                                         pack<Half::kBf16>(sum[4], sum[5]), pack<Half::kBf16>(sum[6], sum[7]));
+    flows[x % kWindow * (kDownThreads + kLanes) + threadIdx.x] = flow;
+  }
+  // After all steps of a window: the flows of this piece go to `row_others`, which nobody needs yet.
+  __device__ __forceinline__ void sum_window(int window, bool newest_too) const {
+    __syncthreads();
+    static_assert(kDownThreads == kWindow * kLanes, "a thread sums for one step");
+    const int step = static_cast<int>(threadIdx.x) / kLanes, x = window * kWindow + step;
+    const float* from = flows + step * (kDownThreads + kLanes) + threadIdx.x % kLanes;
+    const bool mine = has(x) && (newest_too || step + 1 < kWindow);
+    float flow = 0;
+    for (int i = 0; mine && i < kDownThreads; i += kLanes) flow += from[i];
+    for (int d = kLanes / 2; d > 0; d /= 2) flow += __shfl_xor_sync(kAllLanes, flow, d);
+    if (mine && threadIdx.x % kLanes == 0) in.row_others[slot_of(x) * kBlock + piece] = flow;
+    __syncthreads();
+  }
+};
+
+__device__ __forceinline__ void set_all(float (&to)[kDownElements], const float (&from)[kDownElements]) {
+#pragma unroll
+  for (int i = 0; i < kDownElements; ++i) to[i] = from[i];
+}
+
+// Walks over the nodes that end with multiples of 2^shift blocks, from the newest to the oldest; log-linear: over kWindow of
+// them, those of the kWindowLog lowest levels; the others were done by a walk with a higher shift. One block of threads: a
+// piece of the nodes.
+template <bool kLinear>
+__global__ void __launch_bounds__(kDownThreads, 2)
+    walk_down(const __grid_constant__ BackwardParameters in, int shift, int pieces, int64_t windows, int64_t tasks) {
+  __shared__ float flows[kWindow * (kDownThreads + DownWalk::kLanes)];
+  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const int64_t n = task / pieces / in.head_count;
+    BlockOfRows block;
+    if (!find_block(in, n / windows * in.blocks, &block)) continue;
+    int begin = block.first >> shift, end = (block.end - 1) >> shift;  // later blocks make no nodes
+    if constexpr (!kLinear) {
+      const int window = (begin >> kWindowLog) + static_cast<int>(n % windows);
+      begin = max(begin, window << kWindowLog);
+      end = min(end, (window + 1) << kWindowLog);
+    }
+    if (begin >= end) continue;
+    const int head = in.head_begin + static_cast<int>(task / pieces % in.head_count);
+    const DownWalk walk{in,  shift,       pieces, static_cast<int>(task % pieces), head, block.first, begin,
+                        end, block.place, flows};
+    DownWalk::Loaded coming[kQuad];
+#pragma unroll
+    for (int j = 0; j < kQuad; ++j) coming[j] = walk.load((end - 1) / kQuad * kQuad + j);
+    // Of the latest node above level 0, above level 1, above level 2 + i. None: zero.
+    DownWalk::Elements near[2] = {}, above[kWindowLog - 2] = {};
+#pragma unroll 1
+    for (int first = (end - 1) / kQuad * kQuad; first + kQuad > begin; first -= kQuad) {
+      const int level = 2 + trailing_ones_of_block(first / kQuad % (kWindow / kQuad));  // of the last of the four
+#pragma unroll
+      for (int j = kQuad - 1; j >= 0; --j) {
+        const int x = first + j;
+        const DownWalk::Loaded loaded = coming[j];
+        coming[j] = walk.load(x - kQuad);
+        if (!walk.has(x)) continue;
+        DownWalk::Elements sum;
+        if constexpr (kLinear) {
+          walk.visit(x, loaded, near[0], sum);
+          set_all(near[0], sum);
+        } else if (j == 3) {
+          if (level >= kWindowLog) {
+            walk.read(loaded, sum);
+          } else {
+            DownWalk::Elements parent;
+            set_all(parent, above[0]);
+#pragma unroll
+            for (int i = 1; i < kWindowLog - 2; ++i) {
+              if (level == 2 + i) set_all(parent, above[i]);
+            }
+            walk.visit(x, loaded, parent, sum);
+          }
+          set_all(near[0], sum);
+          set_all(near[1], sum);
+#pragma unroll
+          for (int i = 0; i < kWindowLog - 2; ++i) {
+            if (2 + i < level) set_all(above[i], sum);
+          }
+        } else {
+          walk.visit(x, loaded, near[j % 2], sum);
+          if (j == 1) set_all(near[0], sum);
+        }
+      }
+      if (first % kWindow == 0 || first <= begin) walk.sum_window(first / kWindow, kLinear);
+    }
+  }
+}
+
+constexpr int kFlowThreads = 256;
+
+// Sums of the flows of a node's pieces. One thread: one block and head.
+__global__ void __launch_bounds__(kFlowThreads)
+    sum_flows(const __grid_constant__ BackwardParameters in, int pieces, int64_t count) {
+  const int64_t n = static_cast<int64_t>(blockIdx.x) * kFlowThreads + threadIdx.x;
+  BlockOfRows block;
+  if (n >= count || !find_block(in, n / in.head_count, &block) || !block.makes) return;
+  const int64_t slot = in.slot(block.place, in.head_begin + static_cast<int>(n % in.head_count));
+  float flow = 0;
+  for (int i = 0; i < pieces; ++i) flow += in.row_others[slot * kBlock + i];
+  in.through[slot] = flow;
+}
+
+}  // namespace
+
+int32_t launch_node_readers(const BackwardParameters& in, int key_dim, void* stream) {
+  if (in.blocks < 2) return LLA_OK;  // no nodes
+  if (in.bundle == 1) return key_dim == 64 ? launch_readers<64, 1>(in, stream) : launch_readers<128, 1>(in, stream);
+  return key_dim == 64 ? launch_readers<64, 4>(in, stream) : launch_readers<128, 4>(in, stream);
+}
+
+int32_t launch_node_gradients(const BackwardParameters& in, int key_dim, void* stream) {
+  if (in.blocks < 2) return LLA_OK;
+  const int pieces = key_dim * kColumns / kDownPiece;
+  const int64_t walks = in.batch.count * in.head_count * pieces, count = in.batch.count * in.blocks * in.head_count;
+  int32_t status = LLA_OK;
+  if (in.linear) {
+    const int64_t windows = 1;
+    const int shift = 0;
+    status = launch(walk_down<true>, walks, kDownThreads, 0, stream, in, shift, pieces, windows, walks);
+  } else {
+    for (int shift = 2 * kWindowLog; shift >= 0 && status == LLA_OK; shift -= kWindowLog) {
+      if ((in.batch.most_length - 1) >> kBlockLog < int64_t{1} << shift) continue;
+      const int64_t windows = (in.blocks >> (shift + kWindowLog)) + 2, tasks = walks * windows;
+      status = launch(walk_down<false>, tasks, kDownThreads, 0, stream, in, shift, pieces, windows, tasks);
+    }
+  }
+  if (status != LLA_OK) return status;
+  return launch(sum_flows, (count + kFlowThreads - 1) / kFlowThreads, kFlowThreads, 0, stream, in, pieces, count);
+}
+
+int32_t load_node_readers() {
+  int32_t status = load_kernel(read_nodes<64, 1>);
+  if (status == LLA_OK) status = load_kernel(read_nodes<64, 4>);
+  if (status == LLA_OK) status = load_kernel(read_nodes<128, 1>);
+  if (status == LLA_OK) status = load_kernel(read_nodes<128, 4>);
+  if (status == LLA_OK) status = load_kernel(join_pieces<64>);
+  if (status == LLA_OK) status = load_kernel(join_pieces<128>);
+  if (status == LLA_OK) status = load_kernel(walk_down<true>);
+  if (status == LLA_OK) status = load_kernel(walk_down<false>);
+  return status == LLA_OK ? load_kernel(sum_flows) : status;
+}
+
+}  // namespace lla::cuda::hopper

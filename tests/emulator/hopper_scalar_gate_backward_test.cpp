@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// The scalar gate's backward on Hopper as a whole, on the emulator against the reference, and what it leaves to the portable
+// kernels.
+#include <cstdlib>
+
+#include "scalar_gate_testing.h"
+
+namespace {
+
+using namespace scalar_gate_testing;
+
+// The emulated device is a Hopper one while a test runs.
+class HopperScalarGateBackward : public ::testing::Test {
+ protected:
+  void SetUp() override { setenv("LLA_EMULATED_HOPPER", "1", 1); }
+  void TearDown() override {
+    unsetenv("LLA_EMULATED_HOPPER");
+    unsetenv("LLA_EMULATED_SCRATCH");
+  }
+};
+
+Kernels hopper_kernels() {
+  Kernels k;
+  const cuda::KernelTable table = cuda::scalar_gate_kernels();
+  for (int64_t i = 0; i < table.count; ++i) {
+    const std::string name = table.kernels[i].name;
+    if (name == "cuda.scalar_gate.forward.hopper") k.forward = &table.kernels[i];
+    if (name == "cuda.scalar_gate.backward.hopper") k.backward = &table.kernels[i];
+  }
+  return k;
+}
+
+Case make_case(int64_t heads, int64_t groups, int64_t dk, int64_t dv, int64_t levels, std::vector<Part> parts) {
+  Case c;
+  c.shape = make_shape(heads, groups, dk, dv, 64, levels, false, false, 0.125);
+  c.inputs.dtype = c.out_dtype = LLA_BF16;
+  c.parts = std::move(parts);
+  return c;
+}
+
+Values run_hopper(const Case& c) { return run_case(hopper_kernels(), c); }
+
+void check(const Case& c, double most = 8e-3) {
+  SCOPED_TRACE(describe(c));
+  ASSERT_NE(hopper_kernels().backward, nullptr);
+  const Values got = run_hopper(c), want = run_case(reference_kernels(), c);
+  for (const auto& [name, values] : want) {
+    const double error = norm_error(got.at(name), values);
+    EXPECT_LT(error, most) << name;
+    if (std::getenv("LLA_PRINT")) std::printf("%s %.2e  ", name.c_str(), error);
+  }
+  if (std::getenv("LLA_PRINT")) std::printf("\n");
+}
+
+TEST_F(HopperScalarGateBackward, LogLinear) {
+  check(make_case(2, 1, 128, 64, 10, {{300}, {64}, {0}, {1}, {128}}));
+  check(make_case(1, 1, 64, 64, 12, {{1500}}));
+}
+
+TEST_F(HopperScalarGateBackward, Linear) {
+  check(make_case(2, 2, 128, 64, 0, {{300}, {129}, {0}, {127}}));
+  check(make_case(1, 1, 64, 64, 0, {{1300}}));
+}
+
+// Rows, columns and heads that fill no tile; one group for several heads, in either order.
+TEST_F(HopperScalarGateBackward, OddShapes) {
+  Case c = make_case(4, 2, 40, 8, 10, {{200}, {17}});
+  c.inputs.pad = 8;
+  check(c);
+  c = make_case(4, 2, 96, 40, 10, {{260}});
+  c.shape.head_map = LLA_HEAD_MAP_CYCLIC;
+  check(c);
+  c.shape.levels = 0;
+  check(c);
+}
+
+// An empty past: the call begins within a block, at any node level.
+TEST_F(HopperScalarGateBackward, Positions) {
+  check(make_case(1, 1, 64, 16, 15, {{300, 1000}, {200, 64}, {70, 130}, {400, 8192 - 200}}));
+  check(make_case(1, 1, 64, 16, 0, {{300, 1000}, {70, 130}, {300, 16384 - 100}}));
+}
+
+// Gates of -inf and -700, strong ones, and none at all; no write strength.
+TEST_F(HopperScalarGateBackward, HardGates) {
+  Case c = make_case(2, 1, 64, 16, 10, {{400}});
+  c.inputs.hard = 0.05;
+  check(c);
+  c.shape.levels = 0;
+  check(c);
+  c.inputs.hard = 0;
+  c.inputs.decay = 25;
+  check(c);
+  c.shape.levels = 10;
+  check(c);
+  c.inputs.gate = c.inputs.write = false;
+  check(c);
+  c.shape.levels = 0;
+  check(c);
+}
+
+TEST_F(HopperScalarGateBackward, Absorbing) {
+  Case c = make_case(1, 1, 64, 16, 4, {{700}});
+  c.shape.absorb = true;
+  check(c);
+  c.shape.levels = 9;
+  check(c);
+}
+
+TEST_F(HopperScalarGateBackward, TypesOfFactors) {
+  Case c = make_case(1, 1, 64, 16, 10, {{300}});
+  c.factor_dtype = LLA_BF16;
+  check(c);
+  c.factor_dtype = LLA_F16;
+  check(c);
+}
+
+TEST_F(HopperScalarGateBackward, Accumulates) {
+  Case c = make_case(10, 1, 40, 8, 10, {{200}, {100}});
+  c.accumulate = true;
+  check(c);
+  c.shape.groups = 2;
+  check(c);
+}
+
+TEST_F(HopperScalarGateBackward, AbsentGradients) {
+  Case c = make_case(2, 1, 64, 16, 10, {{300}});
+  const Values all = run_hopper(c);
+  const std::vector<std::string> names = {"dq", "dk", "dv", "dgate", "dwrite", "dlambda"};
+  for (const std::string& wanted : names) {
+    SCOPED_TRACE(wanted);
+    c.absent = {wanted};
+    const Values others = run_hopper(c);
+    for (const std::string& name : names) EXPECT_EQ(others.at(name) == all.at(name), name != wanted) << name;
+    c.absent.clear();
+    for (const std::string& name : names) {
+      if (name != wanted) c.absent.push_back(name);
+    }
+    EXPECT_EQ(run_hopper(c).at(wanted), all.at(wanted));
+  }
+}
+
+// Groups of more heads than one block of threads sums up.
+TEST_F(HopperScalarGateBackward, Parts) {
+  Case c = make_case(9, 1, 64, 8, 10, {{300}});
+  check(c);
+  c = make_case(26, 2, 40, 8, 10, {{140}});
+  c.shape.head_map = LLA_HEAD_MAP_CYCLIC;
+  check(c);
+}
+
+void expect_same(const Values& a, const Values& b) {
+  for (const auto& [name, values] : a) EXPECT_EQ(b.at(name), values) << name;
+}
+
+// Groups in one part or several, slices of one part, of two, of one group.
+TEST_F(HopperScalarGateBackward, BitsDoNotDependOnSlices) {
+  for (const auto& [heads, groups] : std::vector<std::pair<int64_t, int64_t>>{{14, 1}, {18, 2}, {6, 3}}) {
+    Case c = make_case(heads, groups, 40, 8, 10, {{200, 50}});
+    SCOPED_TRACE(describe(c));
+    const Values whole = run_hopper(c);
+    for (const char* bytes : {"1", "1000000", "1600000"}) {
+      setenv("LLA_EMULATED_SCRATCH", bytes, 1);
+      expect_same(whole, run_hopper(c));
+    }
+    unsetenv("LLA_EMULATED_SCRATCH");
+  }
+}
+
+// The same rows of the same tensors, beside one other sequence or beside two.
+TEST_F(HopperScalarGateBackward, BitsDoNotDependOnTheBatch) {
+  for (const int64_t levels : {0, 15}) {
+    Case few = make_case(1, 1, 64, 16, levels, {{700, 300}, {2509, 100}}), many = few;
+    many.parts = {few.parts[0], {1}, {2505}};
+    const Values some = run_hopper(few), others = run_hopper(many);
+    for (const auto& [name, values] : some) {
+      const std::vector<double>& other = others.at(name);
+      ASSERT_EQ(other.size(), values.size());
+      const auto count = static_cast<int64_t>(values.size()) / (703 + 2512) * 700;
+      EXPECT_TRUE(std::equal(values.begin(), values.begin() + count, other.begin())) << name;
+    }
+  }
+}
+
+TEST_F(HopperScalarGateBackward, ScratchNeverFalls) {
+  const Kernel& kernel = *hopper_kernels().backward;
+  for (const int64_t groups : {1, 4, 48}) {
+    MixerBackward p;
+    p.shape = make_shape(48, groups, 128, 64, 64, 18);
+    int64_t before = 0;
+    for (int64_t rows = 1; rows < int64_t{1} << 32; rows += rows / 3 + 1) {
+      Limits limits;
+      limits.sequences = 1 + rows / 20000;
+      limits.rows = rows;
+      limits.rows_per_sequence = limits.length = rows < 1 << 21 ? rows : 1 << 21;
+      Need need;
+      kernel.measure(&p, limits, &need);
+      ASSERT_GE(need.shared, before);
+      before = need.shared;
+      EXPECT_TRUE(rows > 131072 || need.shared < int64_t{1} << 29);
+    }
+  }
+}
+
+TEST_F(HopperScalarGateBackward, Refuses) {
+  MixerBackward p;
+  p.shape = make_shape(2, 1, 128, 64, 64, 10);
+  const Kernel& kernel = *hopper_kernels().backward;
+  EXPECT_FALSE(kernel.accepts(&p));  // fp32
+  for (View* view : {&p.q, &p.k, &p.v, &p.dy}) view->dtype = LLA_BF16;
+  EXPECT_TRUE(kernel.accepts(&p));
+  unsetenv("LLA_EMULATED_HOPPER");
+  EXPECT_FALSE(kernel.accepts(&p));
+  setenv("LLA_EMULATED_HOPPER", "1", 1);
+  p.shape.grain = 32;
+  EXPECT_FALSE(kernel.accepts(&p));
+  p.shape.grain = 64;
+  p.shape.value_dim = 72;
+  EXPECT_FALSE(kernel.accepts(&p));
+  p.shape.value_dim = 64;
+  alignas(16) char memory[64] = {};
+  p.gradient.nodes.base = memory;
+  EXPECT_FALSE(kernel.accepts(&p));
+  p.gradient.nodes.base = nullptr;
+  p.batch.total_rows = 10;
+  p.dq.data = memory;
+  p.dq.row_stride = p.dq.head_stride = 128;
+  EXPECT_FALSE(kernel.accepts(&p));  // fp32
+  p.dq.dtype = LLA_BF16;
+  EXPECT_TRUE(kernel.accepts(&p));
+  p.dq.data = memory + 2;
+  EXPECT_FALSE(kernel.accepts(&p));
+  p.dq.data = memory;
+  p.dy.data = memory;
+  p.dy.row_stride = p.dy.head_stride = 132;
+  EXPECT_FALSE(kernel.accepts(&p));
+}
+
+}  // namespace
