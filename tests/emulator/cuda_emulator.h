@@ -104,6 +104,13 @@ T __shfl_down_sync(unsigned, T value, unsigned delta) {
   const T other = emulator::shuffle(value, source > 31 ? emulator::lane() : source);
   return source > 31 ? value : other;
 }
+inline unsigned __ballot_sync(unsigned, int predicate) {
+  const char vote = predicate != 0;
+  const char* all = emulator::warp_meet(&vote, 1);
+  unsigned votes = 0;
+  for (int i = 0; i < 32; ++i) votes |= static_cast<unsigned>(all[64 * i]) << i;
+  return votes;
+}
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
 inline int __clzll(long long x) { return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x)); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }

@@ -177,11 +177,9 @@ struct Inputs {
 int32_t launch_nodes(const Inputs& in, bool exact, void* stream);
 int32_t load_nodes_kernels();
 
-// Outputs and states of the sequences that takes_step() names; by launch_steps() their nodes at borders.
+// Outputs and states of the sequences that takes_step() names: one kernel.
 int32_t launch_steps(const Inputs& in, const View& y, void* stream);
 int32_t load_steps();
-int32_t launch_folds(const Inputs& in, void* stream);
-int32_t load_folds();
 
 int32_t launch_forward(const void* problem, const Limits& limits, char* scratch, void* stream);
 void measure_forward(const void* problem, const Limits& limits, Need* need);
@@ -366,7 +364,8 @@ struct ChunkRows {
     const int64_t before = sequence.history.start - span.begin;
     begin = before <= 0 ? 0 : before < lo ? static_cast<int>(before) : lo;
     capacity = in.state.tail_layout.capacity;
-    ring = (sequence.history.tail_origin + span.begin % in.shape.grain) % capacity;
+    ring = (static_cast<uint32_t>(sequence.history.tail_origin) + static_cast<uint32_t>(span.begin & (in.shape.grain - 1))) %
+           static_cast<uint32_t>(capacity);  // little code, as above all a step has use for
     tail_dtype = in.state.tail_layout.dtype;
   }
   __device__ void set_tail(const char* base, int64_t elements) {
@@ -382,12 +381,15 @@ struct ChunkRows {
   }
 };
 
-__device__ __forceinline__ ChunkRows key_rows(const Inputs& in, const Sequence& sequence, const ChunkSpan& span,
-                                              int64_t head) {
-  const int64_t group = in.shape.group_of(head);
+__device__ __forceinline__ ChunkRows group_key_rows(const Inputs& in, const Sequence& sequence, const ChunkSpan& span,
+                                                    int64_t group) {
   ChunkRows rows(in, sequence, span, in.k, group);
   if (rows.begin < rows.lo) rows.set_tail(in.state.tail_k(sequence.history.tail, group, 0), in.shape.key_dim);
   return rows;
+}
+__device__ __forceinline__ ChunkRows key_rows(const Inputs& in, const Sequence& sequence, const ChunkSpan& span,
+                                              int64_t head) {
+  return group_key_rows(in, sequence, span, in.shape.group_of(head));
 }
 __device__ __forceinline__ ChunkRows value_rows(const Inputs& in, const Sequence& sequence, const ChunkSpan& span,
                                                 int64_t head) {
@@ -445,17 +447,14 @@ struct ChunkDecays {
   float gate[64];
 };
 
-// By one warp. Returns the log decay of the chunk (in all lanes).
-__device__ __forceinline__ float fill_decays(const Inputs& in, const Sequence& sequence, const ChunkSpan& span, int64_t head,
-                                             ChunkDecays* decays) {
-  const ChunkSource source{sequence, in.state, in.shape.grain, span};
+// By one warp, whose lane l gives the log gates and write strengths of local rows l and l + 32. Returns the log decay of the
+// chunk (in all lanes).
+__device__ __forceinline__ float fill_decays(const float (&gate)[2], const float (&write)[2], ChunkDecays* decays) {
   const int lane = threadIdx.x % 32;
-  float gate[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int r = lane + 32 * half;
-    gate[half] = decays->gate[r] = source.gate(in.gate, head, r);
-    decays->write[r] = source.write(in.write, head, r);
+    decays->gate[lane + 32 * half] = gate[half];
+    decays->write[lane + 32 * half] = write[half];
   }
   float total = 0;
   block_sums(gate[0], gate[1], [&](int d, int r, float prefix, float suffix) {
@@ -464,6 +463,18 @@ __device__ __forceinline__ float fill_decays(const Inputs& in, const Sequence& s
     if (d == 6) total = prefix;
   });
   return __shfl_sync(kAllLanes, total, 31);
+}
+__device__ __forceinline__ float fill_decays(const Inputs& in, const Sequence& sequence, const ChunkSpan& span, int64_t head,
+                                             ChunkDecays* decays) {
+  const ChunkSource source{sequence, in.state, in.shape.grain, span};
+  float gate[2], write[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = threadIdx.x % 32 + 32 * half;
+    gate[half] = source.gate(in.gate, head, r);
+    write[half] = source.write(in.write, head, r);
+  }
+  return fill_decays(gate, write, decays);
 }
 
 // Rounds to the type of a state's nodes.

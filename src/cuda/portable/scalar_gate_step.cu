@@ -1,192 +1,150 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalar gate forward of few rows, as in decoding: the rows of a sequence that appends at most kStepRows rows without leaving
-// its chunk. Their products are sums over what is read once: the nodes of the past and the raw rows of the tail.
-#include "cuda/common/async_copy.h"
+// Scalar gate forward of few rows, as in decoding: the rows of a sequence that appends at most kStepRows rows without
+// leaving its chunk. Their products are sums over what is read once, the raw rows of the tail and the nodes of the past:
+// time is the nodes' bytes. Each thread streams pieces of its own through shared memory, several stages ahead, from the
+// moment it knows the sequence; what the rows read them with is made meanwhile. A step that completes a chunk makes its node
+// from the same stream.
 #include "cuda/portable/scalar_gate.h"
 #include "cuda/portable/scalar_gate_columns.h"
+#include "cuda/portable/scalar_gate_fold.h"
+#include "cuda/portable/scalar_gate_stream.h"
 
 namespace lla::cuda::scalar_gate {
 
 namespace {
 
 constexpr int kMostColumns = 80;  // of λ, that can be read: levels inside a chunk and 64 entries
-constexpr int kTileRows = 32;  // rows of a node that are copied at once
-constexpr int kStages = 4;     // of the ring of such tiles
-
-// What one block needs. Behind it: the queries [dk][kRows], the sums of the lanes [kLanes][kRows][columns], the ring.
+// What one block needs. Before it, aligned to 128 bytes, the ring; behind it the queries [dk, filled up to a multiple of
+// 64][kRows].
 template <int kRows>
-struct StepShared {
-  ChunkDecays decays;
-  Past past;
-  float lambda[kMostColumns][kRows];  // of the levels that there are, times the scale
-  float weight[64][kRows];            // with which the rows read the entry of a level
+struct alignas(16) StepShared {
+  float part[2 * kWarps][kRows][64];  // sums of the warps
+  const char* node[kWarps][64];       // nodes of the past, newest first; each warp has a list of its own
+  float weight[64][kRows];            // with which the rows read them
   float score[64][kRows];             // with which they read the chunk's own values
-  const void *key[64], *value[64];    // the chunk's rows; null: zero
-};
-
-// Where its parts lie.
-struct StepParts {
-  int64_t query, lanes, ring, bytes;
-
-  template <class Shared>
-  static __host__ __device__ StepParts of(const Inputs& in, int rows, int columns) {
-    StepParts parts;
-    parts.query = (sizeof(Shared) + 15) & ~int64_t{15};
-    parts.lanes = parts.query + ((in.shape.key_dim * rows + 3) & ~int64_t{3}) * 4;
-    parts.ring = parts.lanes + int64_t{kLanes} * rows * columns * 4;
-    parts.bytes = parts.ring + int64_t{kStages} * kTileRows * columns * dtype_size(in.state.node_layout.dtype);
-    return parts;
-  }
+  float lambda[kMostColumns][kRows];  // of the levels that there are, times the scale
+  float decay[64][kRows];             // from the chunk's rows to the call's
+  float into[kRows];                  // decay from the chunk's start into the row
+  float write[64];
+  float newer[64];  // log decays from the ends of the past's entries to the chunk's start
+  float past[64];   // over these entries
+  // Of a chunk that is completed: its decays, those from the ends of nodes that are merged to its end, and the log decay of
+  // the new node.
+  ChunkDecays decays;
+  float factor[64], total;
 };
 
 template <int kRows>
-__device__ __forceinline__ void add_scaled_row(float (&sum)[kRows][kColumns], const float (&x)[kColumns], const float* factor) {
+__device__ __forceinline__ void add_scaled(float (&sum)[kRows][kColumns], const float (&x)[kColumns],
+                                           const float (&factor)[kRows]) {
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
 #pragma unroll
-    for (int j = 0; j < kColumns; ++j) sum[r][j] += factor[r] * x[j];
+    for (int j = 0; j < kColumns; ++j) sum[r][j] = fmaf(factor[r], x[j], sum[r][j]);
   }
 }
-template <int kRows>
-__device__ __forceinline__ void clear(float (&sum)[kRows][kColumns]) {
+template <int kCount>
+__device__ __forceinline__ void get_floats(const float* from, float (&x)[kCount]) {
+  if constexpr (kCount % 4 == 0) {
 #pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      const float4 y = *reinterpret_cast<const float4*>(from + i);
+      x[i] = y.x, x[i + 1] = y.y, x[i + 2] = y.z, x[i + 3] = y.w;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = from[i];
+  }
+}
+
+// By one warp: the decays of a chunk's rows. Row i reads row s with a sum over what lies between them, which is of the same
+// bits whether row i comes alone or with others.
+template <int kRows>
+__device__ __forceinline__ void list_row_decays(const Inputs& in, const Step& step, StepShared<kRows>& shared) {
+  const Sequence& sequence = step.sequence;
+  const ChunkSpan& span = step.span;
+  const ChunkSource source{sequence, in.state, in.shape.grain, span};
+  const int lane = threadIdx.x % 32;
+  float gate[2] = {0, 0}, write[2] = {0, 0}, new_gate = 0, new_write = 1;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = lane + 32 * half;
+    if (r >= span.lo || !source.in_tail(r)) continue;
+    const int64_t ring = source.ring(r);
+    gate[half] = *reinterpret_cast<const float*>(in.state.tail_gate(sequence.history.tail, step.head, ring));
+    write[half] = *reinterpret_cast<const float*>(in.state.tail_write(sequence.history.tail, step.head, ring));
+  }
+  if (lane < span.hi - span.lo) {
+    const int64_t row = sequence.row_begin + lane;
+    if (in.gate.present()) new_gate = load_element(in.gate.at(sequence.index, row, step.head), in.gate.dtype, 0);
+    if (in.write.present()) new_write = load_element(in.write.at(sequence.index, row, step.head), in.write.dtype, 0);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = lane + 32 * half;
+    const float x = __shfl_sync(kAllLanes, new_gate, r - span.lo), z = __shfl_sync(kAllLanes, new_write, r - span.lo);
+    if (r >= span.lo && r < span.hi) gate[half] = x, write[half] = z;
+    shared.write[r] = write[half];
+  }
+#pragma unroll 1
   for (int r = 0; r < kRows; ++r) {
+    const int i = span.lo + r;
+    float low = lane <= i ? gate[0] : 0, high = lane + 32 <= i ? gate[1] : 0;  // sums of these and the later rows
 #pragma unroll
-    for (int j = 0; j < kColumns; ++j) sum[r][j] = 0;
+    for (int d = 1; d < 32; d *= 2) {
+      const float x = __shfl_down_sync(kAllLanes, low, d), z = __shfl_down_sync(kAllLanes, high, d);
+      if (lane + d < 32) low += x, high += z;
+    }
+    low += __shfl_sync(kAllLanes, high, 0);
+    const float after_low = __shfl_down_sync(kAllLanes, low, 1), after_high = __shfl_down_sync(kAllLanes, high, 1);
+    const float first_high = __shfl_sync(kAllLanes, high, 0);
+    shared.decay[lane][r] = decay_of(lane < 31 ? after_low : first_high);
+    shared.decay[lane + 32][r] = decay_of(lane < 31 ? after_high : 0);
+    if (lane == 0) shared.into[r] = decay_of(low);
   }
+  if (!step.folds) return;
+  const float total = fill_decays(gate, write, &shared.decays);
+  if (lane == 0) shared.total = total;
 }
 
-// The tiles of the nodes of a past, one after the other.
-struct TileWalk {
-  const Past& past;
-  uint64_t rest;  // entries from the current one on
-  int level = -1, row = 0;
-
-  __device__ TileWalk(const Past& nodes, uint64_t mask) : past(nodes), rest(mask) { find(); }
-  __device__ __forceinline__ bool there() const { return rest != 0; }
-  __device__ __forceinline__ void find() {
-    for (; rest; rest &= rest - 1) {
-      level = __ffsll(static_cast<long long>(rest)) - 1;
-      if (past.node[level].data) return;
-    }
-  }
-  // Whether the tile was the last one of its node.
-  __device__ __forceinline__ bool next(int rows) {
-    row += kTileRows;
-    if (row < rows) return false;
-    row = 0;
-    rest &= rest - 1;
-    find();
-    return true;
-  }
-};
-
-// What comes before the values: decays, weights, scores. Needs `shared.past`. Ends with a barrier.
-template <int kRows>
-__device__ __forceinline__ void prepare_step(const Inputs& in, const Walk& walk, int64_t head, StepShared<kRows>& shared,
-                                          float* query) {
-  const MixerShape& shape = in.shape;
-  const Sequence& sequence = walk.sequence;
-  const int64_t chunk = walk.range.first;
-  const ChunkSpan span(sequence, in.geometry.chunk, chunk);
-  const uint64_t past = past_of(in.geometry, chunk, chunk);
-  const int count = static_cast<int>(sequence.rows);
-  const float scale = static_cast<float>(shape.scale);
-  const auto lambda_of = [&](int r, int64_t column) { return shape.levels == 0 ? scale : shared.lambda[column][r]; };
-  for (int i = threadIdx.x; i < min(shape.levels, int64_t{kMostColumns}) * kRows; i += blockDim.x) {
-    const int c = i / kRows, r = i % kRows;
-    const int64_t position = sequence.position + r;  // whose pairs with the past have no level above its bit length
-    if (r < count && (c == 0 || c == shape.levels - 1 || (c <= 62 && position >> (c - 1) != 0)))
-      shared.lambda[c][r] =
-          scale * load_element(in.lambda.at(sequence.index, span.row(sequence, span.lo + r), head), in.lambda.dtype, c);
-  }
-  if (threadIdx.x < 32) fill_decays(in, sequence, span, head, &shared.decays);
-  const ChunkRows keys = key_rows(in, sequence, span, head), values = value_rows(in, sequence, span, head);
-  for (int s = threadIdx.x; s < 64; s += blockDim.x) {
-    shared.key[s] = keys(s).data;
-    shared.value[s] = values(s).data;
-  }
-  for (int64_t i = threadIdx.x; i < shape.key_dim * kRows; i += blockDim.x) {
-    const int r = static_cast<int>(i % kRows);
-    query[i] = r < count ? load_element(in.q.at(sequence.index, span.row(sequence, span.lo + r), shape.group_of(head)),
-                                        in.q.dtype, i / kRows)
-                         : 0;
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < 64 * kRows; i += blockDim.x) {
-    const int level = i / kRows, r = i % kRows;
-    const bool read = r < count && ((past >> level) & 1);
-    shared.weight[level][r] = read ? lambda_of(r, entry_column(in, level)) * shared.decays.row[7][span.lo + r] *
-                                         decay_of(shared.past.newer[level])
-                                   : 0;
-  }
-  // Scores: two threads for each row of the chunk, whose halves of the key are interleaved.
-  for (int first = 0; first < span.hi; first += blockDim.x / 2) {
-    const int s = first + threadIdx.x / 2;
-    float dot[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) dot[r] = 0;
-    const void* key = s < span.hi ? shared.key[s] : nullptr;
-    const int32_t dtype = s < span.lo ? in.state.tail_layout.dtype : in.k.dtype;
-    const int64_t dim = key ? shape.key_dim : 0;
-#pragma unroll 8
-    for (int64_t k = kColumns * (threadIdx.x % 2); k < dim; k += 2 * kColumns) {
-      float x[kColumns];
-      load_columns(key, dtype, k, dim - k, x);
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) {
-        if (k + j >= dim) break;
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) dot[r] += x[j] * query[(k + j) * kRows + r];
-      }
-    }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const int i = span.lo + r;
-      const float total = dot[r] + __shfl_xor_sync(kAllLanes, dot[r], 1);
-      if (threadIdx.x % 2 != 0 || s >= span.hi) continue;
-      float weight = 0;
-      if (r < count && s <= i) {
-        const int level = local_level(i, s);
-        weight = total * lambda_of(r, shape.column(level)) * shared.decays.write[s];
-        if (level > 0) weight *= shared.decays.row[level][i] * shared.decays.key[level][s];
-      }
-      shared.score[s][r] = weight;
-    }
-  }
-  __syncthreads();
-}
-
-// Copies rows into the ring blocks of the tail, new ones from the call's tensors, older ones from the history: `columns` of the
-// head's values; by the block of the first ones the gates, and by that of the group's first head the keys.
-__device__ __forceinline__ void store_rows(const Inputs& in, const Sequence& sequence, int64_t head, int64_t v0,
-                                           int64_t columns) {
+// By one warp. Copies rows into the ring blocks of the tail, new ones from the call's tensors, older ones from the history:
+// the step's columns of values; by the block of the first ones the gates, and by that of the group's first head the keys.
+// What others read stands elsewhere in the ring.
+__device__ __forceinline__ void store_rows(const Inputs& in, const Step& step) {
+  const Sequence& sequence = step.sequence;
   const SlotMemory& state = in.state;
   const TailLayout& layout = state.tail_layout;
   const SlotImage& history = sequence.history;
-  const int64_t group = in.shape.group_of(head), members = in.shape.heads / in.shape.groups;
-  const bool is_first = in.shape.head_map == LLA_HEAD_MAP_CYCLIC ? head < in.shape.groups : head % members == 0;
-  const int64_t all = columns + (is_first && v0 == 0 ? in.shape.key_dim : 0);
+  const int head = step.head, group = step.group, dim = static_cast<int>(in.shape.key_dim);
+  const int members = static_cast<int>(in.shape.heads) / static_cast<int>(in.shape.groups);
+  const bool is_first = head == (in.shape.head_map == LLA_HEAD_MAP_CYCLIC ? group : group * members);
+  const int values = (step.columns + kColumns - 1) / kColumns;
+  const int parts = values + (is_first && step.v0 == 0 ? (dim + kColumns - 1) / kColumns : 0);
+  const uint32_t capacity = static_cast<uint32_t>(layout.capacity);
   for (int64_t item = 0; item < sequence.tail_to_store_count; ++item) {
     const RowsToStore& plan = sequence.tail_to_store[item];
     for (int64_t p = plan.first; p < plan.last; ++p) {
       const bool fresh = p >= sequence.position;
       if (!fresh && (history.tail < 0 || p < history.start)) continue;
-      const int64_t ring = (plan.ring + p - plan.first) % layout.capacity;
-      const int64_t from_ring = (history.tail_origin + (p & (in.shape.grain - 1))) % layout.capacity;
+      const int64_t ring = (plan.ring + static_cast<uint32_t>(p - plan.first)) % capacity;
+      const int64_t from_ring = (history.tail_origin + static_cast<uint32_t>(p & (in.shape.grain - 1))) % capacity;
       const int64_t row = sequence.row_begin + p - sequence.position;
       if (!fresh && plan.block == history.tail && ring == from_ring) continue;
-      for (int64_t i = threadIdx.x; i < all; i += blockDim.x) {
-        const bool value = i < columns;
-        const int64_t column = value ? v0 + i : i - columns, owner = value ? head : group;
+#pragma unroll 1
+      for (int part = threadIdx.x % 32; part < parts; part += 32) {
+        const bool value = part < values;
+        const int column = kColumns * (value ? part : part - values) + (value ? step.v0 : 0), owner = value ? head : group;
+        const int count = (value ? step.v0 + step.columns : dim) - column;
         const View& tensor = value ? in.v : in.k;
         const void* from = fresh   ? tensor.at(sequence.index, row, owner)
                            : value ? state.tail_v(history.tail, owner, from_ring)
                                    : state.tail_k(history.tail, owner, from_ring);
         void* to = value ? state.tail_v(plan.block, owner, ring) : state.tail_k(plan.block, owner, ring);
-        store_element(to, layout.dtype, column, load_element(from, fresh ? tensor.dtype : layout.dtype, column));
+        float x[kColumns];
+        load_columns(from, fresh ? tensor.dtype : layout.dtype, column, count, x);
+        store_columns(to, layout.dtype, column, count, x);
       }
-      if (v0 != 0 || threadIdx.x != 0) continue;
+      if (step.v0 != 0 || threadIdx.x % 32 != 31) continue;
       float gate = 0, write = 1;
       if (fresh) {
         if (in.gate.present()) gate = load_element(in.gate.at(sequence.index, row, head), in.gate.dtype, 0);
@@ -201,146 +159,392 @@ __device__ __forceinline__ void store_rows(const Inputs& in, const Sequence& seq
   }
 }
 
-// One block: the rows of one sequence and head, `columns` columns of values (kLanes threads for every kColumns of them).
+// With what the rows read: a warp for each kind.
 template <int kRows>
-__global__ void __launch_bounds__(128, kRows == 1 ? 5 : 4)
-    step_rows(const __grid_constant__ Inputs in, const View y, int columns, int64_t tasks) {
-  auto& shared = *reinterpret_cast<StepShared<kRows>*>(shared_memory());
-  const StepParts at = StepParts::of<StepShared<kRows>>(in, kRows, columns);
-  float* query = reinterpret_cast<float*>(shared_memory() + at.query);
-  float* lanes = reinterpret_cast<float*>(shared_memory() + at.lanes);
-  const MixerShape& shape = in.shape;
-  const int64_t heads = shape.heads, parts = (shape.value_dim + columns - 1) / columns;
-  const int rows = static_cast<int>(shape.key_dim);
-  const int across = columns / kColumns, lane = static_cast<int>(threadIdx.x) / across, place = threadIdx.x % across * kColumns;
-  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t head = in.head_of(task % heads), v0 = task / heads % parts * columns;
-    const Walk walk(in, task / heads / parts);
-    const Sequence& sequence = walk.sequence;
-    if (!takes_step(in.geometry, sequence)) continue;
-    const int64_t chunk = walk.range.first;
-    const uint64_t past = past_of(in.geometry, chunk, chunk);
-    if (threadIdx.x < 32) list_past(in, walk, chunk, head, past, &shared.past);
-    __syncthreads();
-
-    // Nodes of the pool have whole rows of value_dim elements; if these are not multiples of 16 bytes, there is no ring.
-    const int32_t dtype = in.state.node_layout.dtype;
-    const int size = static_cast<int>(dtype_size(dtype)), row_bytes = columns * size;
-    const int64_t left = shape.value_dim - v0;
-    const bool ring = shape.value_dim % kColumns == 0;
-    TileWalk ahead(shared.past, ring ? past : 0), here(shared.past, past);
-    char* stages = shared_memory() + at.ring;
-    const auto copy_next = [&](int stage) {
-      if (ahead.there()) {
-        const NodeSource& node = ahead.past.node[ahead.level];
-        const char* from = static_cast<const char*>(node.data) + (ahead.row * node.row + v0) * size;
-        char* to = stages + stage * kTileRows * row_bytes;
-        const int pieces = row_bytes / 16, count = min(kTileRows, rows - ahead.row) * pieces;
-        for (int i = threadIdx.x; i < count; i += blockDim.x) {
-          const int r = i / pieces, c = i % pieces;
-          if (c * 16 < left * size) copy_async16(to + r * row_bytes + c * 16, from + r * node.row * size + c * 16);
-        }
-        ahead.next(rows);
-      }
-      commit_copies();
-    };
-    for (int stage = 0; stage < kStages - 1; ++stage) copy_next(stage);
-    prepare_step<kRows>(in, walk, head, shared, query);
-
-    float sum[kRows][kColumns], part[kRows][kColumns];
-    clear(sum);
-    clear(part);
-    const auto close_node = [&](int level) {
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        const float weight = shared.weight[level][r];
-#pragma unroll
-        for (int j = 0; j < kColumns; ++j) sum[r][j] += weight * part[r][j];
-      }
-      clear(part);
-    };
-    if (ring) {
-      for (int stage = 0; here.there(); stage = (stage + 1) % kStages) {
-        wait_copies<kStages - 2>();
-        __syncthreads();
-        copy_next((stage + kStages - 1) % kStages);
-        const char* tile = stages + stage * kTileRows * row_bytes;
-        if (place < left) {
-#pragma unroll
-          for (int i = 0; i < kTileRows / kLanes; ++i) {
-            const int r = lane + i * kLanes;
-            if (here.row + r >= rows) continue;
-            float x[kColumns];
-            get_columns(tile + r * row_bytes + place * size, dtype, x);
-            add_scaled_row<kRows>(part, x, query + (here.row + r) * kRows);
-          }
-        }
-        const int level = here.level;
-        if (here.next(rows)) close_node(level);
-      }
-      wait_copies<0>();
-    } else {
-      for (; here.there(); here.next(0)) {
-        const NodeSource& node = here.past.node[here.level];
+__device__ __forceinline__ void prepare_step(const Inputs& in, const Step& step, StepShared<kRows>& shared, float* query) {
+  const Sequence& sequence = step.sequence;
+  const int lane = threadIdx.x % 32, count = static_cast<int>(sequence.rows);
+  if (threadIdx.x / 32 == 0) {
+    step.history.list_decays(in, step.head, shared.past, shared.newer);
+  } else if (threadIdx.x / 32 == 1) {
+    list_row_decays(in, step, shared);
+  } else if (threadIdx.x / 32 == 2) {
+    const int dim = static_cast<int>(in.shape.key_dim);
 #pragma unroll 1
-        for (int k = lane; k < rows; k += kLanes) {
-          float x[kColumns];
-          load_columns(static_cast<const char*>(node.data) + k * node.row * size, dtype, v0 + place, left - place, x);
-          add_scaled_row<kRows>(part, x, query + k * kRows);
-        }
-        close_node(here.level);
-      }
-    }
-    const ChunkSpan span(sequence, in.geometry.chunk, chunk);
+    for (int i = lane; i < (dim + 63) / 64 * (64 / kColumns) * kRows; i += 32) {
+      const int r = i % kRows, column = kColumns * (i / kRows);
+      float x[kColumns] = {};
+      if (r < count)
+        load_columns(in.q.at(sequence.index, sequence.row_begin + r, step.group), in.q.dtype, column, dim - column, x);
 #pragma unroll
-    for (int i = 0; i < 64 / kLanes; ++i) {
-      const int s = lane + i * kLanes;
-      if (s >= span.hi || !shared.value[s]) continue;
-      float x[kColumns];
-      load_columns(shared.value[s], s < span.lo ? in.state.tail_layout.dtype : in.v.dtype, v0 + place, left - place, x);
-      add_scaled_row<kRows>(sum, x, shared.score[s]);
+      for (int j = 0; j < kColumns; ++j) query[(column + j) * kRows + r] = x[j];
     }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-#pragma unroll
-      for (int j = 0; j < kColumns; ++j) lanes[(lane * kRows + r) * columns + place + j] = sum[r][j];
+  } else {
+    const int levels = static_cast<int>(min(in.shape.levels, int64_t{kMostColumns}));
+#pragma unroll 1
+    for (int i = lane; i < levels * kRows; i += 32) {
+      const int c = i / kRows, r = i % kRows;
+      const int64_t position = sequence.position + r;  // whose pairs with the past have no level above its bit length
+      if (r < count && (c == 0 || c == in.shape.levels - 1 || (c <= 62 && position >> (c - 1) != 0)))
+        shared.lambda[c][r] =
+            static_cast<float>(in.shape.scale) *
+            load_element(in.lambda.at(sequence.index, sequence.row_begin + r, step.head), in.lambda.dtype, c);
     }
-    __syncthreads();
-    for (int i = threadIdx.x; i < kRows * columns; i += blockDim.x) {
-      const int r = i / columns, c = i % columns;
-      if (r >= sequence.rows || c >= left) continue;
-      float total = 0;
-      for (int l = 0; l < kLanes; ++l) total += lanes[(l * kRows + r) * columns + c];
-      put_element(y.at(sequence.index, span.row(sequence, span.lo + r), head), y.dtype, v0 + c, total, y.accumulate);
-    }
-    if (in.batch.stores && in.state.tails.base) store_rows(in, sequence, head, v0, min(left, int64_t{columns}));
-    __syncthreads();
+    if (in.batch.stores && in.state.tails.base) store_rows(in, step);
   }
 }
 
+// Puts the sums of a warp, whose threads have runs of columns of some rows each, all added up.
 template <int kRows>
+__device__ __forceinline__ void put_runs(const float (&sum)[kRows][kColumns], float (&part)[kRows][64]) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+      float total = sum[r][j];
+#pragma unroll
+      for (int d = kAcross; d < 32; d *= 2) total += __shfl_xor_sync(kAllLanes, total, d);
+      if (threadIdx.x % 32 < kAcross) part[r][threadIdx.x % kAcross * kColumns + j] = total;
+    }
+  }
+}
+
+// Products of rows with tiles of nodes by tensor cores, where both are bf16. A warp multiplies the rows of the tile that it
+// has copied: each lane gets sums for columns 16 m + lane / 4 (+ 8) and rows 2 (lane % 4) and the next one.
+template <int kRows>
+struct TensorProduct {
+  unsigned query[2];  // of the warp's rows of the tile
+  int at;             // where the lane's row of eight columns lies in a stage
+
+  // `tile`: queries of its rows.
+  __device__ __forceinline__ explicit TensorProduct(const float* tile) {
+    const int lane = threadIdx.x % 32, r = lane / 4, k = lane / 16 * 8 + lane % 8;
+    at = threadIdx.x / 32 * 512 + piece_offset(k / 4, k % 4, lane / 8 % 2);
+#if !defined(LLA_CUDA_EMULATED)
+    asm volatile("" : "+r"(at));  // not to be made anew for each node
+#endif
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int pair = 2 * (lane % 4) + 8 * i;  // of the warp's 16 rows: 4 of every kLanes
+      const float* from = tile + (threadIdx.x / 32 * 4 + pair % 4 + pair / 4 * kLanes) * kRows + r;
+      query[i] = r < kRows ? bf16_pair(from[0], from[kRows]) : 0;
+    }
+  }
+  // Adds the products with a tile, times the rows' weights.
+  __device__ __forceinline__ void add(const char* stage, const float (&weight)[kRows], float (&sum)[kRows][kColumns]) const {
+    const int lane = threadIdx.x % 32;
+    float even = weight[0], odd = 0;
+    if constexpr (kRows == 4) even = lane % 2 ? weight[2] : weight[0], odd = lane % 2 ? weight[3] : weight[1];
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      float x[4] = {};
+#if defined(LLA_CUDA_EMULATED)
+      for (int k = 0; k < 16; ++k)
+        for (int i = 0; i < 4; ++i) {
+          const int column = 16 * m + lane / 4 + 8 * (i / 2), r = 2 * (lane % 4) + i % 2;
+          const auto* run = reinterpret_cast<const unsigned short*>(stage + threadIdx.x / 32 * 512 +
+                                                                    piece_offset(k / 4, k % 4, column / 8));
+          const unsigned pair = __shfl_sync(kAllLanes, query[k / 8], 4 * r + k % 8 / 2);
+          x[i] += from_bf16(run[column % 8]) * from_bf16(k % 2 ? pair >> 16 : pair & 0xffffu);
+        }
+#else
+      unsigned a[4];
+      load_matrices<true>(a, reinterpret_cast<const unsigned short*>(stage + (at ^ 32 * m)));
+      asm volatile(
+          "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+          : "+f"(x[0]), "+f"(x[1]), "+f"(x[2]), "+f"(x[3])
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(query[0]), "r"(query[1]));
+#endif
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (float* c = sum_of(sum, m, i)) *c = fmaf(i % 2 ? odd : even, x[i], *c);
+      }
+    }
+  }
+  __device__ __forceinline__ static void put(float (&sum)[kRows][kColumns], float (&part)[kRows][64]) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int r = 2 * (lane % 4) + i % 2;
+        if (const float* c = sum_of(sum, m, i); c && r < kRows) part[r][16 * m + lane / 4 + 8 * (i / 2)] = *c;
+      }
+    }
+  }
+
+ private:
+  // Where sum i of matrix m stands; null: it is of no row.
+  static __device__ __forceinline__ float* sum_of(float (&sum)[kRows][kColumns], int m, int i) {
+    if constexpr (kRows == 1)
+      return i % 2 ? nullptr : &sum[0][2 * m + i / 2];
+    else
+      return &sum[m / 2][m % 2 * 4 + i];
+  }
+};
+
+// The nodes' part of the rows' sums, and what a border makes of the nodes. Columns that are not there are garbage here,
+// which nobody stores.
+template <int kRows, bool kExact, bool kFolds>
+__device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, const StepShared<kRows>& shared,
+                                           const float* query, const char* ring, ContentShared<kExact>& content,
+                                           Stream<kExact>& stream, float (&part)[kRows][64]) {
+  constexpr int kStages = kFolds ? StepRing<kExact>::kFoldStages : StepRing<kExact>::kStages;
+  const Border border(in.geometry, step.span.begin >> in.geometry.chunk.rows_log);
+  const int merges = __popcll(border.merged & step.history.live);  // nodes, the newest ones
+  const int32_t dtype = in.state.node_layout.dtype;
+  const int dim = static_cast<int>(in.shape.key_dim), runs = kPieces / pieces_of(dtype);
+  const bool tensor = !kExact && dtype == LLA_BF16;
+  float sum[kRows][kColumns] = {};
+#pragma unroll 1
+  for (int k0 = 0; k0 < dim; k0 += kLanes * runs) {
+    float q[kPieces][kRows], merged[kFolds ? kPieces : 1][kColumns];
+    const int row = k0 + stream.lane;
+    if constexpr (kFolds) {
+      if (k0 % 64 == 0)
+        make_content<kExact>(in, step.sequence, step.span, step.head, step.group, k0, step.v0, shared.decays, content);
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const char* from =
+            reinterpret_cast<const char*>(content.product + (row % 64 + kLanes * i) * content.kStride + stream.place);
+        if (i < runs) get_columns<LLA_F32>(from, from + 16, merged[i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      if (i < runs) get_floats(query + (row + kLanes * i) * kRows, q[i]);
+    }
+    const TensorProduct<kRows> product(query + (tensor ? k0 : 0) * kRows);
+#pragma unroll 1
+    for (int node = 0; node < stream.nodes_count; ++node) {
+      float weight[kRows];
+      get_floats(shared.weight[node], weight);
+      const int stage = stream.template next_node<kStages>();
+      const auto each_run = [&](auto type, auto f) {
+        constexpr int32_t kDtype = decltype(type)::kDtype;
+#pragma unroll
+        for (int i = 0; i < kPieces / pieces_of(kDtype); ++i) {
+          float x[kColumns];
+          get_columns<kDtype>(stream.low(stage, pieces_of(kDtype), i), stream.high(stage, pieces_of(kDtype), i), x);
+          f(i, x);
+        }
+      };
+      with_dtype(dtype, [&](auto type) {
+        if constexpr (!kExact && decltype(type)::kDtype == LLA_BF16) {
+          product.add(ring + stage * kStageBytes, weight, sum);
+        } else {
+          each_run(type, [&](int i, const float(&x)[kColumns]) {
+            float factor[kRows];
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) factor[r] = weight[r] * q[i][r];
+            add_scaled<kRows>(sum, x, factor);
+          });
+        }
+        if constexpr (kFolds) {
+          if (node >= merges) return;
+          const float decay = shared.factor[node];
+          each_run(type, [&](int i, const float(&x)[kColumns]) {
+#pragma unroll
+            for (int j = 0; j < kColumns; ++j) merged[i][j] = fmaf(decay, x[j], merged[i][j]);  // as longer calls do
+          });
+        }
+      });
+    }
+    if constexpr (kFolds) {
+      each_node_to_store(in.geometry, step.sequence, border, [&](int32_t id, int level) {
+        if (!border.is_new(level)) return;
+        char* to = in.state.node(id, step.head);
+#pragma unroll
+        for (int i = 0; i < kPieces; ++i) {
+          if (i < runs && row + kLanes * i < dim)
+            store_columns(to + (row + kLanes * i) * in.shape.value_dim * dtype_size(dtype), dtype, step.v0 + stream.place,
+                          step.columns - stream.place, merged[i]);
+        }
+      });
+      __syncthreads();
+    }
+  }
+  if (tensor)
+    TensorProduct<kRows>::put(sum, part);
+  else
+    put_runs(sum, part);
+}
+
+// The rest of a border: the new nodes' decays, and nodes that are only copied.
+template <int kRows>
+__device__ __forceinline__ void finish_border(const Inputs& in, const Step& step, const StepShared<kRows>& shared) {
+  const int32_t dtype = in.state.node_layout.dtype;
+  const int64_t value_dim = in.shape.value_dim;
+  const Border border(in.geometry, step.span.begin >> in.geometry.chunk.rows_log);
+  each_node_to_store(in.geometry, step.sequence, border, [&](int32_t id, int level) {
+    float decay = shared.total;
+    if (!border.is_new(level)) {
+      const int from = border.copied(level);
+      const char* old = from >= 0 && step.history.has(from) ? shared.node[0][step.history.rank(from)] : nullptr;
+      decay = old ? shared.past[from] : 0;
+      for (int i = threadIdx.x; i < in.shape.key_dim * kAcross; i += kThreads) {
+        const int64_t row = i / kAcross * value_dim * dtype_size(dtype), column = step.v0 + i % kAcross * kColumns;
+        float x[kColumns] = {};
+        if (old) load_columns(old + row, dtype, column, value_dim - column, x);
+        store_columns(in.state.node(id, step.head) + row, dtype, column, value_dim - column, x);
+      }
+    }
+    if (threadIdx.x == 0 && step.v0 == 0) store_element(in.state.node_decay(id, step.head), LLA_F32, 0, decay);
+  });
+}
+
+// One block: one step of one head, 64 columns of values. No loop over tasks: what it needs would stay in registers.
+template <int kRows, bool kExact>
+__global__ void __launch_bounds__(kThreads, kRows > 1 ? 2
+                                            : kExact  ? 3
+                                                      : 4)
+    step_rows(const __grid_constant__ Inputs in, const View y, int64_t first) {
+  char* const ring = shared_memory();
+  auto& shared = *reinterpret_cast<StepShared<kRows>*>(ring + StepRing<kExact>::kBytes);
+  float* const query = reinterpret_cast<float*>(&shared + 1);
+  const MixerShape& shape = in.shape;
+  const uint32_t heads = static_cast<uint32_t>(shape.heads), parts = tiles_of(shape.value_dim);
+  const uint32_t groups = static_cast<uint32_t>(shape.groups), members = heads / groups;
+  const bool cyclic = shape.head_map == LLA_HEAD_MAP_CYCLIC;
+  const uint32_t number = blockIdx.x % heads, part = blockIdx.x / heads % parts;
+  const Sequence& sequence = in.batch.sequences[first + blockIdx.x / heads / parts];
+  // Heads of a group are neighbours.
+  const int group = static_cast<int>(number / members), head = cyclic ? number % members * groups + group : number;
+  const int v0 = static_cast<int>(part) * 64;
+  const int64_t chunk = sequence.position >> in.geometry.chunk.rows_log;
+  const History history(in, sequence.history, past_of(in.geometry, chunk, chunk));
+  if (!takes_step(in.geometry, sequence)) return;
+  const ChunkSpan span(sequence, in.geometry.chunk, chunk);
+  const Step step{
+      sequence,
+      span,
+      history,
+      head,
+      group,
+      v0,
+      min(static_cast<int>(shape.value_dim) - v0, 64),
+      in.batch.stores && in.state.nodes.base && sequence.nodes_to_store_count > 0 && span.hi == in.geometry.chunk.rows};
+  history.list_nodes(in, head, shared.node[threadIdx.x / 32]);
+  Stream<kExact> stream(in, step, shared.node[threadIdx.x / 32], ring);
+  prepare_step<kRows>(in, step, shared, query);
+  __syncthreads();
+
+  const int count = static_cast<int>(sequence.rows);
+  const auto lambda_of = [&](int r, int64_t column) {
+    return shape.levels == 0 ? static_cast<float>(shape.scale) : shared.lambda[column][r];
+  };
+  for (int i = threadIdx.x; i < 64 * kRows; i += kThreads) {
+    const int level = i / kRows, r = i % kRows;
+    if (history.has(level))
+      shared.weight[history.rank(level)][r] =
+          r < count ? lambda_of(r, entry_column(in, level)) * shared.into[r] * decay_of(shared.newer[level]) : 0;
+  }
+  if (step.folds && threadIdx.x == kThreads - 1) {  // in the order of longer calls
+    for (uint64_t rest = Border(in.geometry, chunk).merged; rest; rest &= rest - 1) {
+      const int level = __ffsll(static_cast<long long>(rest)) - 1;
+      if (!history.has(level)) continue;
+      shared.factor[history.rank(level)] = decay_of(shared.total);
+      shared.total += shared.past[level];
+    }
+  }
+  const auto dtype_of = [&](int s, const View& tensor) { return s < span.lo ? in.state.tail_layout.dtype : tensor.dtype; };
+  const auto is_there = [&](int s) { return s >= stream.values.begin && s < span.hi; };
+  float dot[kRows] = {}, sum[kRows][kColumns] = {};
+#pragma unroll 1
+  for (int n = 0; n < stream.row_stages(); ++n) {
+    const int stage = stream.next();
+    if (n < stream.key_stages) {
+      const int s = stream.key_row();
+      if (is_there(s)) {
+#pragma unroll 1
+        for (int i = 0; i < kPieces / stream.key_pieces; ++i) {
+          const int column = stream.key_column(n, i);
+          if (column >= stream.dim) break;
+          float x[kColumns], q[kColumns * kRows];
+          get_columns(stream.low(stage, stream.key_pieces, i), stream.high(stage, stream.key_pieces, i), dtype_of(s, in.k),
+                      x);
+          get_floats(query + column * kRows, q);
+#pragma unroll
+          for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+            for (int r = 0; r < kRows; ++r) dot[r] = fmaf(x[j], q[j * kRows + r], dot[r]);
+          }
+        }
+      }
+      if (n + 1 < stream.key_stages) continue;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        const int i = span.lo + r;
+        const float product = dot[r] + __shfl_xor_sync(kAllLanes, dot[r], 1);
+        if (threadIdx.x % 2 != 0) continue;
+        float weight = 0;
+        if (r < count && s <= i)
+          weight = product * lambda_of(r, shape.column(local_level(i, s))) * (shared.write[s] * shared.decay[s][r]);
+        shared.score[s][r] = weight;
+      }
+      __syncthreads();
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < kPieces / stream.value_pieces; ++i) {
+        const int row = stream.value_row(n - stream.key_stages, i);
+        if (!is_there(row)) continue;
+        float x[kColumns], score[kRows];
+        get_floats(shared.score[row], score);
+        get_columns(stream.low(stage, stream.value_pieces, i), stream.high(stage, stream.value_pieces, i),
+                    dtype_of(row, in.v), x);
+        add_scaled<kRows>(sum, x, score);
+      }
+    }
+  }
+  put_runs(sum, shared.part[threadIdx.x / 32]);
+  auto& of_nodes = shared.part[kWarps + threadIdx.x / 32];
+  auto& content = *reinterpret_cast<ContentShared<kExact>*>(ring + StepRing<kExact>::kFoldStages * kStageBytes);
+  if (step.folds) {
+    read_nodes<kRows, kExact, true>(in, step, shared, query, ring, content, stream, of_nodes);
+    finish_border<kRows>(in, step, shared);
+  } else if (history.live) {
+    read_nodes<kRows, kExact, false>(in, step, shared, query, ring, content, stream, of_nodes);
+  }
+  wait_copies<0>();
+  __syncthreads();
+  for (int i = threadIdx.x; i < kRows * 64; i += kThreads) {
+    const int r = i / 64, c = i % 64;
+    if (r >= count || c >= step.columns) continue;
+    float total = 0;
+#pragma unroll
+    for (int w = 0; w < 2 * kWarps; ++w) {
+      if (w < kWarps || step.folds || history.live) total += shared.part[w][r][c];
+    }
+    put_element(y.at(sequence.index, sequence.row_begin + r, head), y.dtype, v0 + c, total, y.accumulate);
+  }
+}
+
+template <int kRows, bool kExact>
 int32_t launch_rows(const Inputs& in, const View& y, void* stream) {
-  // Narrower blocks where half of one would have nothing to do: the bits are the same.
-  int columns = 64;
-  while (columns > 16 && columns / 2 >= in.shape.value_dim) columns /= 2;
-  const int64_t tasks = in.batch.count * in.shape.heads * ((in.shape.value_dim + columns - 1) / columns);
-  const int64_t bytes = StepParts::of<StepShared<kRows>>(in, kRows, columns).bytes;
-  return launch(step_rows<kRows>, tasks, columns / kColumns * kLanes, static_cast<size_t>(bytes), stream, in, y, columns, tasks);
+  const int64_t of_sequence = in.shape.heads * tiles_of(in.shape.value_dim), most = kMostBlocks / of_sequence;
+  const int64_t bytes =
+      sizeof(StepShared<kRows>) + StepRing<kExact>::kBytes + ((in.shape.key_dim + 63) & ~int64_t{63}) * kRows * 4;
+  int32_t status = LLA_OK;
+  for (int64_t first = 0; first < in.batch.count && status == LLA_OK; first += most)
+    status = launch(step_rows<kRows, kExact>, min(in.batch.count - first, most) * of_sequence, kThreads,
+                    static_cast<size_t>(bytes), stream, in, y, first);
+  return status;
 }
 
 }  // namespace
 
 int32_t launch_steps(const Inputs& in, const View& y, void* stream) {
-  const int32_t status =
-      in.batch.most_rows <= 1 ? launch_rows<1>(in, y, stream) : launch_rows<kStepRows>(in, y, stream);
-  const bool folds = in.batch.stores && in.state.nodes.base && in.batch.most_nodes_to_store > 0;
-  return status == LLA_OK && folds ? launch_folds(in, stream) : status;
+  if (in.batch.most_rows <= 1)
+    return in.exact() ? launch_rows<1, true>(in, y, stream) : launch_rows<1, false>(in, y, stream);
+  return in.exact() ? launch_rows<kStepRows, true>(in, y, stream) : launch_rows<kStepRows, false>(in, y, stream);
 }
 
 int32_t load_steps() {
-  int32_t status = load_kernel(step_rows<1>);
-  if (status == LLA_OK) status = load_kernel(step_rows<kStepRows>);
-  return status == LLA_OK ? load_folds() : status;
+  for (const int32_t status : {load_kernel(step_rows<1, false>), load_kernel(step_rows<1, true>),
+                               load_kernel(step_rows<kStepRows, false>), load_kernel(step_rows<kStepRows, true>)}) {
+    if (status != LLA_OK) return status;
+  }
+  return LLA_OK;
 }
 
 }  // namespace lla::cuda::scalar_gate
