@@ -88,7 +88,8 @@ typedef struct lla_block_memory {
  * @param geometry     filled; struct_size is read.
  * @param error        may be NULL.
  * @return LLA_OK; LLA_NULL_POINTER, LLA_STRUCT_VERSION, LLA_INVALID_ARGUMENT, LLA_WRONG_CONTEXT, LLA_STATE_INCOMPATIBLE (the
- *         layers do not share one grain), LLA_DTYPE_MISMATCH, LLA_SIZE_OVERFLOW. Any thread. Since 0.1.
+ *         layers do not share one grain), LLA_DTYPE_MISMATCH, LLA_SIZE_OVERFLOW; LLA_OUT_OF_MEMORY (of more than 64 layers a list
+ *         is made for the call). Any thread. Since 0.1.
  */
 LLA_API lla_status lla_state_geometry(lla_layer *const *layers, int64_t layer_count, const lla_state_desc *description,
                                       int64_t layer_index, lla_block_kind kind, lla_block_geometry *geometry,
