@@ -309,6 +309,145 @@ static void replayable_batches(void **unused) {
   rig_close(&replay);
 }
 
+/* Snapshots at places of the caller's choice in one long append are what stopping there gives, all of them from one pass. */
+static void snapshots_of_a_long_prompt(void **unused) {
+  enum { kRows = 2100, kStops = 5 };
+  static const int64_t at[kStops] = {576, 1024, 1500, 2047, 2048}, slots[kStops] = {1, 2, 3, 4, 5};
+  static const int64_t sequence[kStops] = {0, 0, 0, 0, 0}, in = 0;
+  lla_rows rows = LLA_ROWS_INIT;
+  rig r, stops;
+  int i;
+  (void)unused;
+  open_group(&r, 6, 0, 1, kRows, kStops);
+  open_group(&stops, 1, 0, 1, kRows, 0);
+  rows.sequences = 1;
+  rows.rows_per_sequence = kRows;
+  rows.slot_in = index64(&in);
+  rows.snapshots = kStops;
+  rows.snapshot_sequences = index64(sequence);
+  rows.snapshot_rows = index64(at);
+  rows.snapshot_slots = index64(slots);
+  rig_set_rows(&r, kRows);
+  rig_fill(&r, 0, 5, 0, kRows);
+  rig_plan(&r, &rows);
+  rig_forward(&r);
+  rig_commit(&r, NULL);
+  for (i = 0; i < kStops; ++i) {
+    CHECK(rig_length(&r, slots[i]) == at[i]);
+    rig_reset(&stops, 0);
+    rig_append_to(&stops, 0, 5, at[i], kRows);
+    rig_check_same_slot(&r, slots[i], &stops, 0, "snapshot of a long prompt");
+  }
+  rig_close(&r);
+  rig_close(&stops);
+}
+
+/* A caller whose count of rows disagrees with a restored slot is told, before anything is computed twice. */
+static void restored_slots_know_their_position(void **unused) {
+  static const int64_t slot = 1, wrong[4] = {260, 299, 301, 0}, right = 300;
+  lla_rows rows = LLA_ROWS_INIT;
+  rig a, b;
+  size_t bytes;
+  void *image;
+  int i;
+  (void)unused;
+  open_group(&a, 2, 0, 1, 128, 0);
+  open_group(&b, 2, 0, 1, 128, 0);
+  rig_append_to(&a, 0, 5, right, 128);
+  image = rig_pack(&a, 0, &bytes);
+  OK(lla_state_seal(image, bytes, NULL, &error));
+  OK(lla_state_unpack(b.state, slot, image, bytes, NULL, &error));
+  rows.sequences = 1;
+  rows.rows_per_sequence = 10;
+  rows.slot_in = index64(&slot);
+  rig_set_rows(&b, 10);
+  rig_fill(&b, 0, 5, right, 10);
+  for (i = 0; i < 4; ++i) {
+    rows.expected_positions = index64(&wrong[i]);
+    FAILS(LLA_POSITION_MISMATCH, "expected_positions[0]", lla_batch_plan(b.batch, b.state, &rows, NULL, &error));
+    rig_check_same_slot(&a, 0, &b, slot, "restored slot after a wrong position");
+  }
+  rows.expected_positions = index64(&right);
+  rig_plan(&b, &rows);
+  rig_forward(&b);
+  rig_commit(&b, NULL);
+  rig_append(&a, 0, 5, 10);
+  rig_check_same_slot(&a, 0, &b, slot, "restored slot that went on");
+  free(image);
+  rig_close(&a);
+  rig_close(&b);
+}
+
+static void *to_bf16(const lla_tensor *from, int64_t count, lla_tensor *to) {
+  uint16_t *data = (uint16_t *)take((size_t)count * sizeof(uint16_t));
+  int64_t i;
+  for (i = 0; i < count; ++i) {
+    uint32_t bits;
+    memcpy(&bits, (const float *)from->data + i, sizeof bits);
+    data[i] = (uint16_t)(bits >> 16);
+  }
+  *to = *from;
+  to->data = data;
+  to->dtype = LLA_BF16;
+  return data;
+}
+
+/* Inputs of 16 bits do not narrow a state of 32: its numbers use all their bits, whether rows came at once or one by one. */
+static void narrow_inputs_leave_wide_states(void **unused) {
+  enum { kRows = 64 };
+  static const lla_mixer mixers[2] = {LLA_SCALAR_GATE, LLA_DELTA_RULE};
+  int m, levels;
+  (void)unused;
+  for (m = 0; m < 2; ++m) {
+    for (levels = 0; levels <= 8; levels += 8) {
+      const lla_layer_desc d = mixer_desc(mixers[m], 2, 1, 8, 8, levels);
+      lla_state_desc state = LLA_STATE_DESC_INIT;
+      static float content[2][2 * 8 * 8];
+      void *narrow[RIG_IO];
+      int64_t step, i, k;
+      rig r;
+      state.slots = 2;
+      rig_open(&r, NULL, &d, 1, &state, 1, kRows, 0);
+      for (step = 1; step <= kRows; step += kRows - 1) { /* single rows into slot 0, all of them into slot 1 */
+        const int64_t slot = step > 1;
+        for (i = 0; i < kRows; i += step) {
+          lla_rows rows = LLA_ROWS_INIT;
+          lla_binding io[RIG_IO];
+          lla_forward_args a;
+          rows.sequences = 1;
+          rows.rows_per_sequence = step;
+          rows.slot_in = index64(&slot);
+          rig_set_rows(&r, step);
+          rig_fill(&r, 0, 5, i, step);
+          rig_plan(&r, &rows);
+          a = rig_forward_args(&r, 0);
+          for (k = 0; k < a.io_count; ++k) {
+            io[k] = a.io[k];
+            narrow[k] = k + 1 < a.io_count ? to_bf16(&a.io[k].tensor, step * r.layer[0].width[k], &io[k].tensor) : NULL;
+          }
+          a.io = io;
+          OK(lla_layer_forward(r.layer[0].layer, &a, &error));
+          rig_commit(&r, NULL);
+          for (k = 0; k < a.io_count; ++k) free(narrow[k]);
+        }
+        {
+          const lla_tensor t = lla_tensor_of(content[slot], LLA_F32, 2, 8, 8, -1);
+          int64_t full = 0;
+          OK(lla_state_read(r.state, slot, 0, levels ? LLA_PART_NODE : LLA_PART_ABSORBED, 0, &t, NULL, &error));
+          for (k = 0; k < 2 * 8 * 8; ++k) {
+            uint32_t bits;
+            memcpy(&bits, &content[slot][k], sizeof bits);
+            if (bits & 0xffffu) ++full;
+          }
+          CHECK(full > 2 * 8 * 8 * 9 / 10);
+        }
+      }
+      check_equal_bytes(content[0], content[1], sizeof content[0], "node of single rows against one append");
+      rig_close(&r);
+    }
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(forks),
                                      cmocka_unit_test(snapshots),
@@ -316,6 +455,9 @@ int main(void) {
                                      cmocka_unit_test(truncation),
                                      cmocka_unit_test(poisoned_slots_can_be_used_again),
                                      cmocka_unit_test(saved_slots_go_on),
-                                     cmocka_unit_test(replayable_batches)};
+                                     cmocka_unit_test(replayable_batches),
+                                     cmocka_unit_test(snapshots_of_a_long_prompt),
+                                     cmocka_unit_test(restored_slots_know_their_position),
+                                     cmocka_unit_test(narrow_inputs_leave_wide_states)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What a server does, on a group of four layers (scalar gate, delta rule, linear, cell): ragged batches, drafts, an
- * exhausted pool, the longest sequence, empty sequences. Everything is compared bit by bit. */
+ * exhausted pool, the longest sequence, empty sequences. Compared bit by bit where the rows of a
+ * sequence come in the same way, and closely where they do not. */
+#include <math.h>
+
 #include "serving.h"
 
 /* -- ragged batches ---------------------------------------------------------------------------------------------------- */
@@ -340,6 +343,53 @@ static void empty_sequences(void **unused) {
   rig_close(&r);
 }
 
+/* Outputs of all layers for a row, close to kept ones: rounding may differ where rows came in otherwise. */
+static void check_close_outputs(const rig *r, int64_t row, const char *expected, const char *what) {
+  size_t bytes, i;
+  char *now = keep_outputs(r, row, 1, &bytes);
+  for (i = 0; i < bytes; i += sizeof(float)) {
+    float x, y;
+    memcpy(&x, now + i, sizeof x);
+    memcpy(&y, expected + i, sizeof y);
+    if (!(fabsf(x - y) <= 1e-5f * (1 + fabsf(y)))) stop_test("%s: number %zu is %g, not %g", what, i / sizeof(float), x, y);
+  }
+  free(now);
+}
+
+/* Lengths at which chunks merge, all up to 33 chunks, and their neighbours: a prompt of that length, then one row, is what one
+ * long prompt gives; so is decoding all the way. */
+static void every_carry(void **unused) {
+  enum { kRows = 33 * 64 + 2 };
+  rig whole, pieces, decode;
+  int64_t length, chunk;
+  size_t bytes;
+  char *expected;
+  (void)unused;
+  open_group(&whole, 1, 0, 1, kRows, 0);
+  open_group(&pieces, 1, 0, 1, kRows, 0);
+  open_group(&decode, 1, 0, 1, 64, 0);
+  rig_append(&whole, 0, 5, kRows);
+  for (length = 0; length < kRows; ++length) {
+    rig_append(&decode, 0, 5, 1);
+    expected = keep_outputs(&whole, length, 1, &bytes);
+    check_close_outputs(&decode, 0, expected, "a decoded row against one prompt");
+    free(expected);
+  }
+  for (chunk = 1; chunk <= 33; ++chunk) {
+    for (length = 64 * chunk - 1; length <= 64 * chunk + 1; ++length) {
+      rig_reset(&pieces, 0);
+      rig_append(&pieces, 0, 5, length);
+      rig_append(&pieces, 0, 5, 1);
+      expected = keep_outputs(&whole, length, 1, &bytes);
+      check_close_outputs(&pieces, 0, expected, "the row after a prompt");
+      free(expected);
+    }
+  }
+  rig_close(&whole);
+  rig_close(&pieces);
+  rig_close(&decode);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(ragged_batches),
                                      cmocka_unit_test(drafts),
@@ -348,6 +398,7 @@ int main(void) {
                                      cmocka_unit_test(long_appends_are_accepted_whole_or_not_at_all),
                                      cmocka_unit_test(an_exhausted_pool_changes_nothing),
                                      cmocka_unit_test(lengths_are_limited),
-                                     cmocka_unit_test(empty_sequences)};
+                                     cmocka_unit_test(empty_sequences),
+                                     cmocka_unit_test(every_carry)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

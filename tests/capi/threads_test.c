@@ -12,10 +12,16 @@
 
 /* -- the caller's threads ---------------------------------------------------------------------------------------------- */
 
+/* How a hook goes about its tasks. */
+typedef enum order { kTogether, kForward, kBackward, kInsideOut, kOneEach, kOrders } order;
+
 typedef struct crew {
   int32_t threads;
   int64_t calls;
-  int64_t fail_at; /* call that drops its last task and says so; 0: none */
+  int64_t fail_at; /* call that drops tasks and says so; 0: none */
+  int drop_all;    /* that call runs none of its tasks, not all but the last */
+  int silent;      /* and says that it ran all of them */
+  order how;
 } crew;
 
 typedef struct shift {
@@ -45,15 +51,40 @@ static void *work(void *argument) {
   }
 }
 
+/* One thread, which calls itself by any of the numbers that there are. */
+static void run_in_order(const crew *c, int64_t count, lla_task task, void *argument) {
+  int64_t i;
+  for (i = 0; i < count; ++i) {
+    switch (c->how) {
+      case kForward:
+        task(i, c->threads - 1, argument);
+        break;
+      case kBackward:
+        task(count - 1 - i, 0, argument);
+        break;
+      case kInsideOut:
+        task((count + (i % 2 ? -i - 1 : i)) / 2, (int32_t)(i % c->threads), argument);
+        break;
+      default: /* every second one first */
+        task(2 * i < count ? 2 * i : 2 * (i - (count + 1) / 2) + 1, (int32_t)((count - i) % c->threads), argument);
+    }
+  }
+}
+
 static int32_t run_crew(int64_t count, lla_task task, void *argument, void *user) {
   crew *c = (crew *)user;
   shift s = {PTHREAD_MUTEX_INITIALIZER, 0, 0, NULL, NULL};
   worker workers[16];
   int32_t i;
+  ++c->calls;
+  if (c->calls == c->fail_at) count = c->drop_all ? 0 : count - 1;
+  if (c->how != kTogether) {
+    run_in_order(c, count, task, argument);
+    return c->calls == c->fail_at && !c->silent ? -1 : 0;
+  }
   s.count = count;
   s.task = task;
   s.argument = argument;
-  if (++c->calls == c->fail_at) --s.count;
   for (i = 0; i < c->threads; ++i) {
     workers[i].shift = &s;
     workers[i].thread = i;
@@ -63,7 +94,7 @@ static int32_t run_crew(int64_t count, lla_task task, void *argument, void *user
   }
   work(&workers[0]);
   for (i = 1; i < c->threads; ++i) pthread_join(workers[i].id, NULL);
-  return c->calls == c->fail_at;
+  return c->calls == c->fail_at && !c->silent;
 }
 
 typedef enum manner { kAlone, kHook, kPool, kTasks } manner;
@@ -226,6 +257,39 @@ static void check_threads(const lla_layer_desc *desc) {
   free(expected.data);
 }
 
+/* Tasks in any order, and all of them on one thread under any number: the contract asks for no more. */
+static void orders_have_the_same_bits(void **unused) {
+  static const int32_t counts[2] = {2, 3}; /* a hook of one thread is not asked */
+  lla_layer_desc layers[4];
+  int l, k;
+  (void)unused;
+  layers[0] = mixer_desc(LLA_SCALAR_GATE, 6, 2, 16, 24, lla_levels_needed(1024));
+  layers[1] = mixer_desc(LLA_DELTA_RULE, 4, 2, 16, 16, lla_levels_needed(1024));
+  layers[2] = cell_desc(4, 2, 16, 16, lla_levels_needed(1024));
+  layers[3] = mamba2_desc(4, 1, 16, 16, 40, lla_levels_needed(1024));
+  for (l = 0; l < 4; ++l) {
+    team t;
+    bits expected;
+    int how;
+    make_team(&t, kAlone, 1);
+    expected = fingerprint(&t, &layers[l]);
+    for (how = kForward; how < kOrders; ++how) {
+      for (k = 0; k < 2; ++k) {
+        char what[64];
+        bits now;
+        make_team(&t, kHook, counts[k]);
+        t.crew.how = (order)how;
+        now = fingerprint(&t, &layers[l]);
+        snprintf(what, sizeof what, "layer %d, order %d, %d thread numbers", l, how, (int)counts[k]);
+        CHECK(now.size == expected.size && t.crew.calls > 0);
+        check_equal_bytes(now.data, expected.data, now.size, what);
+        free(now.data);
+      }
+    }
+    free(expected.data);
+  }
+}
+
 static void mixers_have_the_same_bits(void **unused) {
   const lla_layer_desc scalar = mixer_desc(LLA_SCALAR_GATE, 6, 2, 16, 24, lla_levels_needed(1024));
   const lla_layer_desc delta = mixer_desc(LLA_DELTA_RULE, 4, 2, 16, 16, lla_levels_needed(1024));
@@ -346,6 +410,89 @@ static void a_failing_hook_fails_the_call(void **unused) {
   rig_close(&alone);
 }
 
+/* Each phase of forward and backward of a block refused once, with some of its tasks run or none, by a hook that says so or one
+ * that does not: the state stays as it was, and the same call with threads that work has the bits that it always has. */
+static void refusals_leave_no_trace(void **unused) {
+  static const order orders[3] = {kTogether, kBackward, kInsideOut};
+  const lla_layer_desc desc = mamba2_desc(3, 1, 8, 8, 20, lla_levels_needed(1024));
+  int variant;
+  (void)unused;
+  for (variant = 0; variant < 12; ++variant) {
+    lla_binding list[RIG_IO + RIG_WEIGHTS];
+    lla_forward_args forward_args;
+    lla_backward_args backward_args;
+    lla_rows rows = LLA_ROWS_INIT;
+    team t;
+    rig r, alone;
+    int64_t n, calls, i;
+    make_team(&t, kHook, 2);
+    t.crew.how = orders[variant / 4];
+    t.crew.drop_all = variant / 2 % 2;
+    t.crew.silent = variant % 2;
+    rig_open(&r, &t.options, &desc, 1, &small_state, 1, 80, 0);
+    rig_open(&alone, NULL, &desc, 1, &small_state, 1, 80, 0);
+    rig_append(&r, 0, 5, 50);
+    rig_append(&alone, 0, 5, 50);
+    rig_run(&r, 0, 5, 80);
+    rig_run(&alone, 0, 5, 80);
+    forward_args = rig_forward_args(&r, 0);
+    t.crew.calls = 0;
+    OK(lla_layer_forward(r.layer[0].layer, &forward_args, &error));
+    calls = t.crew.calls;
+    CHECK(calls > 3);
+    for (n = 1; n <= calls; ++n) {
+      t.crew.calls = 0;
+      t.crew.fail_at = n;
+      FAILS(LLA_THREADS_FAILED, "", lla_layer_forward(r.layer[0].layer, &forward_args, &error));
+      CHECK(t.crew.calls == n); /* nothing is run after a refusal */
+      t.crew.fail_at = 0;
+      CHECK(rig_length(&r, 0) == 50);
+      memset(rig_output(&r, 0, 0), 0xff, (size_t)(80 * rig_output_width(&r, 0)) * sizeof(float));
+      OK(lla_layer_forward(r.layer[0].layer, &forward_args, &error));
+      check_equal_bytes(rig_output(&r, 0, 0), rig_output(&alone, 0, 0), (size_t)(80 * rig_output_width(&r, 0)) * sizeof(float),
+                        "output after a refusal");
+    }
+    rig_commit(&r, NULL);
+    rig_commit(&alone, NULL);
+    rig_check_same_slot(&r, 0, &alone, 0, "slot after refusals");
+    rows.sequences = 1;
+    rows.rows_per_sequence = 80;
+    rig_plan(&r, &rows);
+    rig_plan(&alone, &rows);
+    rig_fill_output_gradient(&r, 0, 3, 80);
+    rig_fill_output_gradient(&alone, 0, 3, 80);
+    backward_args = rig_backward_args(&alone, 0);
+    backward_args.gradients = list;
+    backward_args.gradient_count = rig_list_gradients(&alone, 0, list);
+    OK(lla_layer_backward(alone.layer[0].layer, &backward_args, &error));
+    backward_args = rig_backward_args(&r, 0);
+    backward_args.gradients = list;
+    backward_args.gradient_count = rig_list_gradients(&r, 0, list);
+    t.crew.calls = 0;
+    OK(lla_layer_backward(r.layer[0].layer, &backward_args, &error));
+    calls = t.crew.calls;
+    CHECK(calls > 3);
+    for (n = 1; n <= calls; ++n) {
+      t.crew.calls = 0;
+      t.crew.fail_at = n;
+      FAILS(LLA_THREADS_FAILED, "", lla_layer_backward(r.layer[0].layer, &backward_args, &error));
+      CHECK(t.crew.calls == n);
+      t.crew.fail_at = 0;
+      for (i = 0; i + 1 < r.layer[0].io_count; ++i)
+        memset(r.layer[0].gradient[i].tensor.data, 0xff, (size_t)(80 * r.layer[0].width[i]) * sizeof(float));
+      OK(lla_layer_backward(r.layer[0].layer, &backward_args, &error));
+      for (i = 0; i + 1 < r.layer[0].io_count; ++i)
+        check_equal_bytes(r.layer[0].gradient[i].tensor.data, alone.layer[0].gradient[i].tensor.data,
+                          (size_t)(80 * r.layer[0].width[i]) * sizeof(float), "gradient of an input after a refusal");
+      for (i = 0; i < r.layer[0].weight_count; ++i)
+        check_equal_bytes(r.layer[0].weight_gradient[i].tensor.data, alone.layer[0].weight_gradient[i].tensor.data,
+                          (size_t)r.layer[0].weight_size[i] * sizeof(float), "gradient of a weight after a refusal");
+    }
+    rig_close(&r);
+    rig_close(&alone);
+  }
+}
+
 static void a_forked_child_goes_on(void **unused) {
   static const manner manners[2] = {kAlone, kPool};
   const lla_layer_desc desc = mixer_desc(LLA_DELTA_RULE, 4, 2, 16, 16, lla_levels_needed(1024));
@@ -386,6 +533,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(mixers_have_the_same_bits),     cmocka_unit_test(cells_have_the_same_bits),
       cmocka_unit_test(blocks_have_the_same_bits),     cmocka_unit_test(disjoint_slots_at_once),
-      cmocka_unit_test(a_failing_hook_fails_the_call), cmocka_unit_test(a_forked_child_goes_on)};
+      cmocka_unit_test(a_failing_hook_fails_the_call), cmocka_unit_test(a_forked_child_goes_on),
+      cmocka_unit_test(orders_have_the_same_bits),     cmocka_unit_test(refusals_leave_no_trace)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

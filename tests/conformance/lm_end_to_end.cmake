@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
+# Usage: cmake -DLM=program -DTEXT=file -DDIR=folder [-DRUN=command before the program] -P this
 # Trains two tiny models, one of them with a stop and a resume that must end in the same bytes, evaluates and generates.
 file(REMOVE_RECURSE ${DIR})
 file(MAKE_DIRECTORY ${DIR})
 
 function(lm out)
-  execute_process(COMMAND ${LM} ${ARGN} RESULT_VARIABLE code OUTPUT_VARIABLE text ERROR_VARIABLE errors)
+  execute_process(COMMAND ${RUN} ${LM} ${ARGN} RESULT_VARIABLE code OUTPUT_VARIABLE text ERROR_VARIABLE errors)
   if(NOT code EQUAL 0)
     message(FATAL_ERROR "lm ${ARGN}: exit code ${code}\n${text}\n${errors}")
   endif()
@@ -21,7 +22,7 @@ lm(text train ${size} --steps 12 --out ${DIR}/whole)
 expect("${text}" "held-out loss [0-9.]+ nats per byte \\(byte bigrams: [0-9.]+\\)")
 
 # The stop: the checkpoint of step 6 of the same plan, taken as a killed run would leave it.
-execute_process(COMMAND ${LM} train ${size} --steps 12 --out ${DIR}/cut --stop-after 6 RESULT_VARIABLE code OUTPUT_QUIET)
+execute_process(COMMAND ${RUN} ${LM} train ${size} --steps 12 --out ${DIR}/cut --stop-after 6 RESULT_VARIABLE code OUTPUT_QUIET)
 if(NOT code EQUAL 0)
   message(FATAL_ERROR "training up to step 6 failed")
 endif()
@@ -52,7 +53,7 @@ endif()
 # Mistakes are told, with exit code 1.
 foreach(mistake "generate;--model;${DIR}/nowhere;--prompt;x" "train;--data;${TEXT};--out;${DIR}/x;--heads;7"
                 "eval;--bogus" "train;--lr;fast")
-  execute_process(COMMAND ${LM} ${mistake} RESULT_VARIABLE code OUTPUT_QUIET ERROR_VARIABLE errors)
+  execute_process(COMMAND ${RUN} ${LM} ${mistake} RESULT_VARIABLE code OUTPUT_QUIET ERROR_VARIABLE errors)
   if(NOT code EQUAL 1 OR errors STREQUAL "")
     message(FATAL_ERROR "lm ${mistake}: exit code ${code}, '${errors}'")
   endif()

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <memory>
 #include <string>
+#include <string_view>
 
 #include "error.h"
 #include "random.h"
@@ -29,7 +31,7 @@ lm::TensorFile sample() {
 }
 
 // The message of the refusal, empty if the bytes were accepted.
-std::string refusal(const std::string& bytes) {
+std::string refusal(std::string_view bytes) {
   try {
     lm::parse_safetensors(bytes, "test");
     return "";
@@ -93,7 +95,12 @@ TEST(Safetensors, RefusesWhatIsWrongAndSaysWhy) {
 
 TEST(Safetensors, EveryTruncationIsRefused) {
   const std::string bytes = lm::format_safetensors(sample());
-  for (size_t n = 0; n < bytes.size(); ++n) EXPECT_NE(refusal(bytes.substr(0, n)), "") << n << " bytes were accepted";
+  for (size_t n = 0; n < bytes.size(); ++n) {
+    // Not a std::string, which has a NUL behind its bytes: a sanitizer sees a read behind these.
+    const auto cut = std::make_unique<char[]>(n);
+    std::memcpy(cut.get(), bytes.data(), n);
+    EXPECT_NE(refusal({cut.get(), n}), "") << n << " bytes were accepted";
+  }
   EXPECT_NE(refusal(bytes + '\0'), "");
 }
 

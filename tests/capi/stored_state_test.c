@@ -1,0 +1,230 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Files of exported states (tests/data/states) that an earlier build wrote, perhaps an earlier version on another machine:
+ * they are read, say what they hold, come out again byte for byte, and go on as a fresh run of the same rows does.
+ *
+ *   capi_stored_state_test write FOLDER    writes the files anew. A file of a released version is never written again: a new
+ *                                          case gets a new file, and so does a new format.
+ */
+#include <math.h>
+
+#include "rig.h"
+#include "testing.h"
+
+#ifndef LLA_TEST_DATA
+#define LLA_TEST_DATA "tests/data"
+#endif
+
+enum { kRows = 91, kMore = 60, kGrain = 16, kLongest = 256 }; /* 5 chunks: nodes 0 and 2; 11 rows of tail */
+
+typedef struct stored {
+  const char *name;
+  lla_mixer mixer;
+  int cell; /* with convolutions */
+  int64_t levels;
+  lla_level_overflow overflow;
+  lla_dtype node_dtype;
+  double tolerance; /* of outputs that follow, relative to the largest; nodes of bf16 are rounded where they are made */
+} stored;
+
+static const stored cases[] = {
+    {"scalar_linear_f32", LLA_SCALAR_GATE, 0, 0, 0, LLA_F32, 1e-5},
+    {"scalar_log_linear_f32", LLA_SCALAR_GATE, 0, 9, 0, LLA_F32, 1e-5},
+    {"scalar_log_linear_bf16", LLA_SCALAR_GATE, 0, 9, 0, LLA_BF16, 1e-2},
+    {"scalar_absorb_f32", LLA_SCALAR_GATE, 0, 6, LLA_LEVELS_ABSORB, LLA_F32, 1e-5},
+    {"delta_linear_f32", LLA_DELTA_RULE, 0, 0, 0, LLA_F32, 1e-5},
+    {"delta_log_linear_f32", LLA_DELTA_RULE, 0, 9, 0, LLA_F32, 1e-5},
+    {"delta_log_linear_bf16", LLA_DELTA_RULE, 0, 9, 0, LLA_BF16, 1e-2},
+    {"delta_cell_log_linear_f32", LLA_DELTA_RULE, 1, 9, 0, LLA_F32, 1e-5},
+};
+enum { kCases = sizeof cases / sizeof cases[0] };
+
+static void open_case(rig *r, const stored *c) {
+  lla_layer_desc d = c->cell ? cell_desc(2, 1, 4, 3, c->levels) : mixer_desc(c->mixer, 2, 1, 4, 3, c->levels);
+  lla_state_desc state = LLA_STATE_DESC_INIT;
+  d.grain = kGrain;
+  d.level_overflow = c->overflow;
+  state.slots = 2;
+  state.max_length = kLongest;
+  state.node_dtype = c->node_dtype;
+  rig_open(r, NULL, &d, 1, &state, 1, kRows, 0);
+}
+
+static void make_tag(const stored *c, char tag[LLA_TAG_SIZE]) {
+  memset(tag, 0, LLA_TAG_SIZE);
+  snprintf(tag, LLA_TAG_SIZE, "lla stored state: %s", c->name);
+}
+
+static void path_of(const char *folder, const stored *c, char *path, size_t size) {
+  CHECK(snprintf(path, size, "%s/%s.bin", folder, c->name) < (int)size);
+}
+
+static void write_files(const char *folder) {
+  int i;
+  for (i = 0; i < kCases; ++i) {
+    char path[1024], tag[LLA_TAG_SIZE];
+    size_t bytes;
+    void *image;
+    FILE *file;
+    rig r;
+    open_case(&r, &cases[i]);
+    rig_append(&r, 0, (uint64_t)i, kRows);
+    image = rig_pack(&r, 0, &bytes);
+    make_tag(&cases[i], tag);
+    OK(lla_state_seal(image, bytes, tag, &error));
+    path_of(folder, &cases[i], path, sizeof path);
+    file = fopen(path, "wb");
+    if (!file || fwrite(image, 1, bytes, file) != bytes || fclose(file) != 0) {
+      perror(path);
+      exit(1);
+    }
+    free(image);
+    rig_close(&r);
+  }
+}
+
+static void *read_whole(const stored *c, size_t *bytes) {
+  char path[1024];
+  void *data;
+  long size;
+  FILE *file;
+  path_of(LLA_TEST_DATA "/states", c, path, sizeof path);
+  file = fopen(path, "rb");
+  if (!file) stop_test("%s cannot be opened", path);
+  CHECK(fseek(file, 0, SEEK_END) == 0);
+  size = ftell(file);
+  CHECK(size > 0 && fseek(file, 0, SEEK_SET) == 0);
+  data = take((size_t)size);
+  CHECK(fread(data, 1, (size_t)size, file) == (size_t)size);
+  fclose(file);
+  *bytes = (size_t)size;
+  return data;
+}
+
+static void close_to(const stored *c, const float *x, const float *expected, int64_t count, const char *what) {
+  double largest = 0, worst = 0;
+  int64_t i;
+  for (i = 0; i < count; ++i) {
+    const double distance = fabs((double)x[i] - (double)expected[i]);
+    CHECK(isfinite(x[i]));
+    if (fabs((double)expected[i]) > largest) largest = fabs((double)expected[i]);
+    if (distance > worst) worst = distance;
+  }
+  if (!(largest > 0) || worst > c->tolerance * largest)
+    stop_test("%s: %s: off by %g of %g, more than %g", c->name, what, worst, largest, c->tolerance);
+}
+
+/* A part of slot 0 of both, as floats. */
+static void check_part(const stored *c, const rig *a, const rig *b, lla_state_part part, int64_t index, int64_t d0,
+                       int64_t d1, int64_t d2, const char *what) {
+  static float x[4096], y[4096];
+  const lla_tensor tx = lla_tensor_of(x, LLA_F32, d0, d1, d2, -1), ty = lla_tensor_of(y, LLA_F32, d0, d1, d2, -1);
+  const int64_t count = d0 * (d1 < 0 ? 1 : d1) * (d2 < 0 ? 1 : d2);
+  CHECK(count <= 4096);
+  OK(lla_state_read(a->state, 0, 0, part, index, &tx, NULL, &error));
+  OK(lla_state_read(b->state, 0, 0, part, index, &ty, NULL, &error));
+  close_to(c, x, y, count, what);
+}
+
+static void stored_states_are_read_and_go_on(void **unused) {
+  int i;
+  (void)unused;
+  for (i = 0; i < kCases; ++i) {
+    const stored *c = &cases[i];
+    const uint64_t seed = (uint64_t)i;
+    lla_image_info info = LLA_IMAGE_INFO_INIT;
+    char tag[LLA_TAG_SIZE];
+    size_t bytes, again;
+    void *image = read_whole(c, &bytes), *out;
+    int64_t width, row;
+    rig r, fresh;
+    make_tag(c, tag);
+    OK(lla_state_check(image, bytes, tag, &info, &error));
+    CHECK(info.bytes == (int64_t)bytes && info.position == kRows && info.layers == 1 && info.grain == kGrain &&
+          info.format == 1);
+    check_equal_bytes(info.tag, tag, sizeof tag, c->name);
+    tag[LLA_TAG_SIZE - 1] ^= 1;
+    FAILS(LLA_STATE_INCOMPATIBLE, "tag", lla_state_check(image, bytes, tag, NULL, &error));
+    tag[LLA_TAG_SIZE - 1] ^= 1;
+    open_case(&r, c);
+    open_case(&fresh, c);
+    OK(lla_state_unpack(r.state, 0, image, bytes, NULL, &error));
+    CHECK(rig_length(&r, 0) == kRows);
+    OK(lla_state_export_size(r.state, 0, &again, &error));
+    CHECK(again == bytes);
+    out = rig_pack(&r, 0, &again);
+    OK(lla_state_seal(out, again, tag, &error));
+    check_equal_bytes(out, image, bytes, c->name);
+    free(out);
+    /* What it holds is what the rows make. */
+    rig_append(&fresh, 0, seed, kRows);
+    if (c->levels && !c->overflow) {
+      check_part(c, &r, &fresh, LLA_PART_NODE, 0, 2, 4, 3, "node 0");
+      check_part(c, &r, &fresh, LLA_PART_NODE, 2, 2, 4, 3, "node 2");
+      if (c->mixer == LLA_SCALAR_GATE) check_part(c, &r, &fresh, LLA_PART_NODE_DECAY, 2, 2, -1, -1, "decay of node 2");
+    } else {
+      check_part(c, &r, &fresh, LLA_PART_ABSORBED, 0, 2, 4, 3, "the one node");
+    }
+    check_part(c, &r, &fresh, LLA_PART_TAIL_K, 0, kRows % kGrain, 1, 4, "keys of the tail");
+    check_part(c, &r, &fresh, LLA_PART_TAIL_V, 0, kRows % kGrain, 2, 3, "values of the tail");
+    check_part(c, &r, &fresh, LLA_PART_TAIL_GATE, 0, kRows % kGrain, 2, -1, "gates of the tail");
+    if (c->mixer == LLA_DELTA_RULE)
+      check_part(c, &r, &fresh, LLA_PART_TAIL_WRITE, 0, kRows % kGrain, 2, -1, "write strengths of the tail");
+    if (c->cell) check_part(c, &r, &fresh, LLA_PART_CONV, 0, 3, 2 * 4 + 2 * 3, -1, "inputs of the convolutions");
+    /* And it goes on: one row, then over the next borders. */
+    width = rig_output_width(&r, 0);
+    rig_append(&r, 0, seed, 1);
+    rig_append(&fresh, 0, seed, 1);
+    close_to(c, rig_output(&r, 0, 0), rig_output(&fresh, 0, 0), width, "the next row");
+    rig_append(&r, 0, seed, kMore);
+    rig_append(&fresh, 0, seed, kMore);
+    for (row = 0; row < kMore; ++row)
+      close_to(c, rig_output(&r, 0, row), rig_output(&fresh, 0, row), width, "rows that follow");
+    rig_close(&fresh);
+    rig_close(&r);
+    free(image);
+  }
+}
+
+/* A stored file fits its own kind of state alone, and no piece of it passes for the whole. */
+static void stored_states_are_told_apart(void **unused) {
+  int i, k;
+  (void)unused;
+  for (i = 0; i < kCases; ++i) {
+    size_t bytes, cut;
+    char *image = (char *)read_whole(&cases[i], &bytes);
+    rig same;
+    for (k = 0; k < kCases; ++k) {
+      rig r;
+      if (k == i) continue;
+      open_case(&r, &cases[k]);
+      FAILS(LLA_STATE_INCOMPATIBLE, "buffer", lla_state_unpack(r.state, 1, image, bytes, NULL, &error));
+      CHECK(rig_length(&r, 1) == 0);
+      rig_close(&r);
+    }
+    open_case(&same, &cases[i]);
+    for (cut = 0; cut < bytes; ++cut) {
+      /* A block of its own for each length: a sanitizer sees a read behind it. */
+      char *piece = (char *)malloc(cut ? cut : 1);
+      memcpy(piece, image, cut);
+      FAILS(LLA_DATA_CORRUPT, "buffer", lla_state_check(piece, cut, NULL, NULL, &error));
+      FAILS(LLA_DATA_CORRUPT, "buffer", lla_state_unpack(same.state, 0, piece, cut, NULL, &error));
+      CHECK(lla_state_seal(piece, cut, NULL, NULL) == (cut < 160 ? LLA_DATA_CORRUPT : LLA_BUFFER_TOO_SMALL));
+      check_equal_bytes(piece, image, cut, "a piece that was not sealed");
+      free(piece);
+    }
+    CHECK(rig_length(&same, 0) == 0);
+    OK(lla_state_unpack(same.state, 0, image, bytes, NULL, &error));
+    rig_close(&same);
+    free(image);
+  }
+}
+
+int main(int argc, char **argv) {
+  const struct CMUnitTest tests[] = {cmocka_unit_test(stored_states_are_read_and_go_on),
+                                     cmocka_unit_test(stored_states_are_told_apart)};
+  if (argc == 3 && !strcmp(argv[1], "write")) {
+    write_files(argv[2]);
+    return 0;
+  }
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
