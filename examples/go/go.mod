@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Go binding of an installed lla: no module but the standard library.
+// Go binding of an installed lla 0.1: no module but the standard library.
 
 module example.org/lla
 
