@@ -432,6 +432,32 @@ class Bench:
         del forward, training
         self.release()
 
+    def time_attention(self, B, T):
+        """Causal softmax attention of as many heads of V columns, by cuDNN through PyTorch: what log-linear attention replaces."""
+        row = dict(kind="time", who="cuDNN attention", case="scalar-log", mixer="scalar", linear=False, B=B, T=T, **SHAPES["scalar"])
+        if self.left() < 15:
+            self.add(**row, op="all", skipped="no time left")
+            return
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        xs = [torch.randn(B, row["H"], T, row["V"], device=self.device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+        do = torch.randn_like(xs[0])
+
+        def forward():
+            with torch.no_grad(), sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                torch.nn.functional.scaled_dot_product_attention(*xs, is_causal=True)
+
+        def training():
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                torch.autograd.grad(torch.nn.functional.scaled_dot_product_attention(*xs, is_causal=True), xs, do)
+
+        for op, call in (("forward", forward), ("forward+backward", training)):
+            if op in self.options.passes:
+                try:
+                    self.add(**row, op=op, **self.time([call]))
+                except RuntimeError as error:
+                    self.add(**row, op=op, error=str(error)[:200])
+        self.release()
+
     # -- accuracy ------------------------------------------------------------------------------------------------------
 
     def accuracy(self, mixer, with_peer):
@@ -512,6 +538,8 @@ class Bench:
             self.time_lla(case, B, T)
             lla._batches.clear()
             self.time_peer(case, B, T, reserve=3 * (len(todo) - i - 1))
+            if options.attention and case == "scalar-log":
+                self.time_attention(B, T)
         if "steps" in options.only and self.left() > 20:
             self.steps()
         if "accuracy" in options.only and self.tool is not None and self.left() > 25:
@@ -540,7 +568,7 @@ class Bench:
                     for column in shown:
                         found = [r for r in mine if (r["op"], r["linear"], r["who"]) == (op, column[1], column[3])
                                  and (r["B"], r["T"]) == (B, T)]
-                        cells.append(f"{found[0]['ms']:14.3f} ({found[0]['to_floor'] or 0:7.2f})" if found else "-")
+                        cells.append(f"{found[0]['ms']:14.3f} ({found[0].get('to_floor') or 0:7.2f})" if found else "-")
                     print(f"B {B:4d}  T {T:8d} " + " ".join(f"{cell:>25}" for cell in cells))
         for row in self.rows:
             if "error" in row or "skipped" in row:
@@ -577,6 +605,7 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--accuracy-length", type=int, default=2048)
     parser.add_argument("--accuracy-heads", type=int, default=0, help="default: those of the timed shapes")
+    parser.add_argument("--attention", action="store_true", help="cuDNN's causal softmax attention beside them")
     parser.add_argument("--peers", help="folder with the peers")
     parser.add_argument("--peers-tool", help="Python file that calls the peers")
     parser.add_argument("--family", choices=list(PEERS), default="fla", help="which peers; one family a process")
