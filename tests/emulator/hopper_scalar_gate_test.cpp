@@ -90,14 +90,38 @@ TEST_F(HopperScalarGate, Segments) {
   check(c);
 }
 
+// However sequences are cut, their bits are the same: whole (30), or in segments of 2^n blocks; long enough to read a node of
+// several segments, which is joined more than once.
 TEST_F(HopperScalarGate, BitsDoNotDependOnSegments) {
-  // The same rows of the same tensors, beside one other sequence or beside many; long enough to read a node of four
-  // segments, which is joined twice.
-  Case few = make_case(1, 1, 64, 32, 16, {{16384 + 400, 300}, {17}}), many = few;
-  many.parts = {few.parts[0], {1}, {1}, {1}, {1}, {1}};
-  const std::vector<double> cut = run_case(hopper_kernels(), few).at("y"), whole = run_case(hopper_kernels(), many).at("y");
-  ASSERT_EQ(cut.size(), whole.size());
-  EXPECT_TRUE(std::equal(cut.begin(), cut.begin() + 32 * few.parts[0].rows, whole.begin()));
+  struct Way {
+    const char* name;
+    std::vector<Part> parts;
+    std::vector<const char*> logs;
+  };
+  for (const Way& way : {Way{"short", {{700, 1200}, {17}}, {"30", "3"}}, Way{"long", {{8192 + 100, 300}, {17}}, {"30", "5", "4", "3"}},
+                         Way{"longer", {{16384 + 400, 300}}, {"5", "4", "3"}}}) {
+    SCOPED_TRACE(way.name);
+    const Case c = make_case(1, 1, 64, 32, 16, way.parts);
+    std::vector<double> first;
+    for (const char* log : way.logs) {
+      SCOPED_TRACE(log);
+      setenv("LLA_EMULATED_SEGMENT_LOG", log, 1);
+      const std::vector<double> y = run_case(hopper_kernels(), c).at("y");
+      if (first.empty()) first = y;
+      EXPECT_EQ(y, first);
+    }
+  }
+  unsetenv("LLA_EMULATED_SEGMENT_LOG");
+}
+
+// Cut in each way that batches may be, against the reference.
+TEST_F(HopperScalarGate, EachCut) {
+  for (const char* log : {"5", "4", "3"}) {
+    SCOPED_TRACE(log);
+    setenv("LLA_EMULATED_SEGMENT_LOG", log, 1);
+    check(make_case(2, 1, 128, 64, 15, {{4096 + 300, 1000}, {64}}));
+  }
+  unsetenv("LLA_EMULATED_SEGMENT_LOG");
 }
 
 TEST_F(HopperScalarGate, Refuses) {

@@ -20,7 +20,7 @@ int64_t most_scratch() {
   return int64_t{450} << 20;
 }
 // Heads of a part in groups of more than kBundle: their sums over parts lie beside the slice, and both fit.
-constexpr int kSmallBundle = 6;
+constexpr int kSmallBundle = 7;
 // Blocks of threads that fill the device for long: larger slices of a group would only write more parts.
 constexpr int64_t kFill = 512;
 

@@ -444,14 +444,9 @@ struct ColumnSweep {
       }
       return;
     }
-    float* to = in.dk_parts + ((part - in.part_begin) * in.places + block.place) * (kBlock * kKeyDim) + first() * kKeyDim +
-                2 * (lane % 4);
-#pragma unroll
-    for (int i = 0; i < kKeyDim / 2; i += 2) {
-      float2& at = *reinterpret_cast<float2*>(to + i / 2 % 2 * 8 * kKeyDim + i / 4 * 8);
-      const float2 before = in.adds ? at : make_float2(0, 0);
-      at = make_float2(before.x + keys[i], before.y + keys[i + 1]);
-    }
+    store_sums<kKeyDim>(in.dk_parts + ((part - in.part_begin) * in.places + block.place) * (kBlock * kKeyDim) +
+                            (kSources + 16 * warp) * kKeyDim,
+                        keys, in.adds);
   }
 
   __device__ __forceinline__ void run(int64_t tasks) {

@@ -84,6 +84,7 @@ __device__ __forceinline__ int task_of_round(int round) {
 }
 
 constexpr int kReaderStages = 2;
+constexpr int kTaskTurns = 2;  // tasks that are known ahead
 
 template <int kKeyDim, int kHeads>
 struct ReaderLayout {
@@ -93,15 +94,18 @@ struct ReaderLayout {
   static constexpr uint32_t kStaging = kReaderStages * kStageBytes;            // a kibibyte for each warp
   static constexpr uint32_t kWeights = kStaging + kHeads * 4 * kStagingBytes;  // [turn][head][128]
   static constexpr uint32_t kBarriers = kWeights + 2 * kHeads * kBlock * 4;
-  static constexpr uint32_t kBytes = kBarriers + 64;
-  // A warpgroup for each head, and a thread that brings rows. Several heads: it has a warpgroup, whose registers the others
+  static constexpr uint32_t kTasks = kBarriers + 64;
+  static constexpr uint32_t kBytes = kTasks + kTaskTurns * sizeof(ReaderTask);
+  // A warpgroup for each head, and a thread that finds tasks and brings rows. Several heads: it has a warpgroup, whose registers the others
   // take.
   static constexpr int kThreads = kHeads == 1 ? 160 : 128 * (kHeads + 1);
 };
 
 struct ReaderBarriers {
   Barrier full[kReaderStages], free[kReaderStages];
+  Barrier task_full[kTaskTurns], task_free[kTaskTurns];
 };
+static_assert(sizeof(ReaderBarriers) <= 64, "place is kept for them");
 
 // Stores the transposed sum of a node's gradient [dv][dk], as bf16 [dk][64].
 template <int kKeyDim>
@@ -152,7 +156,7 @@ struct NodeReaders {
   char* shared;
   ReaderBarriers* barriers;
   const int number, thread, warp, lane;  // number: of the warpgroup, and of its head in the task
-  Turn stage;
+  Turn stage, task_turn;
   int turn = 0;  // of the weights
   float sums[kKeyDim / 2];
 
@@ -266,42 +270,50 @@ struct NodeReaders {
     }
   }
 
-  __device__ __forceinline__ bool find(const ReaderPlan& plan, int* round, ReaderTask* task) const {
-    while (*round * static_cast<int>(gridDim.x) < plan.tasks) {
-      if (find_task<kHeads>(in, plan, task_of_round((*round)++), task)) return true;
-    }
-    return false;
+  // The next task; false: there is none.
+  __device__ __forceinline__ bool find(ReaderTask* task) {
+    wait(&barriers->task_full[task_turn.index], task_turn.phase);
+    *task = reinterpret_cast<const ReaderTask*>(shared + Layout::kTasks)[task_turn.index];
+    release(&barriers->task_free[task_turn.index]);
+    task_turn.next(kTaskTurns);
+    return task->heads > 0;
   }
 
   // While a task's sums are stored, the next one's first weights are on their way.
-  __device__ __forceinline__ void run(const ReaderPlan& plan) {
+  __device__ __forceinline__ void run() {
     ReaderTask task;
     Weight weight;
-    int round = 0;
-    bool found = find(plan, &round, &task);
+    bool found = find(&task);
     if (found && number < task.heads) weight = fetch(readers_of(task), task.from, task.level);
 #pragma unroll 1
     while (found) {
       add_blocks(task, weight);
       const int node_place = task.node_place, piece_place = task.piece_place, level = task.level, head = task.head + number;
       const bool active = number < task.heads;
-      found = find(plan, &round, &task);
+      found = find(&task);
       if (found && number < task.heads) weight = fetch(readers_of(task), task.from, task.level);
       if (active) store(node_place, piece_place, level, head);
     }
   }
 };
 
-// One thread: brings q and dy of the blocks of all tasks.
+// One thread: finds the tasks, for all, and brings q and dy of their blocks.
 template <int kKeyDim, int kHeads>
 __device__ void copy_readers(const BackwardParameters& in, const ReaderPlan& plan, char* shared, ReaderBarriers* barriers) {
   using Layout = ReaderLayout<kKeyDim, kHeads>;
   using RowTile = typename Layout::RowTile;
   using ValueTile = typename Layout::ValueTile;
-  Turn stage;
+  Turn stage, turn;
+  const auto tell = [&](const ReaderTask& task) {
+    wait(&barriers->task_free[turn.index], turn.phase ^ 1);
+    reinterpret_cast<ReaderTask*>(shared + Layout::kTasks)[turn.index] = task;
+    arrive(&barriers->task_full[turn.index]);
+    turn.next(kTaskTurns);
+  };
   for (int round = 0; round * static_cast<int>(gridDim.x) < plan.tasks; ++round) {
     ReaderTask task;
     if (!find_task<kHeads>(in, plan, task_of_round(round), &task)) continue;
+    tell(task);
     for (int block = task.from; block < task.to; ++block) {
       char* to = shared + stage.index * Layout::kStageBytes;
       Barrier* full = &barriers->full[stage.index];
@@ -315,6 +327,7 @@ __device__ void copy_readers(const BackwardParameters& in, const ReaderPlan& pla
       stage.next(kReaderStages);
     }
   }
+  tell(ReaderTask{});  // no heads: the end
 }
 
 constexpr int kReaderRegisters[5] = {112, 112, 112, 112, 32};  // of warpgroups, where there are several heads
@@ -331,13 +344,17 @@ __global__ void __launch_bounds__(ReaderLayout<kKeyDim, kHeads>::kThreads, kHead
       init_barrier(&barriers->full[i], 1);
       init_barrier(&barriers->free[i], 4 * kHeads);
     }
+    for (int i = 0; i < kTaskTurns; ++i) {
+      init_barrier(&barriers->task_full[i], 1);
+      init_barrier(&barriers->task_free[i], 4 * kHeads);
+    }
     publish_barriers();
   }
   __syncthreads();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (warp < 4 * kHeads) {
     if constexpr (kHeads > 1) take_registers<kReaderRegisters[0]>();
-    NodeReaders<kKeyDim, kHeads>(in, shared, barriers).run(plan);
+    NodeReaders<kKeyDim, kHeads>(in, shared, barriers).run();
   } else {
     if constexpr (kHeads > 1) keep_registers<kReaderRegisters[4]>();
     if (threadIdx.x == 128 * kHeads) copy_readers<kKeyDim, kHeads>(in, plan, shared, barriers);

@@ -641,14 +641,9 @@ struct RowGradients {
   __device__ __forceinline__ void store_gradient(const RowTask& task) const {
     if (!in.dq.present()) return;
     if (in.parts_of_group == 1) return store_rows(task);
-    float* to = in.dq_parts + ((task.part - in.part_begin) * in.places + task.block.place) * kBlock * kKeyDim +
-                (first_row() + lane / 4) * kKeyDim + 2 * (lane % 4);
-#pragma unroll
-    for (int e = 0; e < kKeyDim / 2; e += 2) {
-      float2* at = reinterpret_cast<float2*>(to + e / 2 % 2 * 8 * kKeyDim + e / 4 * 8);
-      const float2 before = in.adds ? *at : make_float2(0, 0);
-      *at = make_float2(before.x + gradient[e], before.y + gradient[e + 1]);
-    }
+    store_sums<kKeyDim>(in.dq_parts + ((task.part - in.part_begin) * in.places + task.block.place) * kBlock * kKeyDim +
+                            first_row() * kKeyDim,
+                        gradient, in.adds);
   }
 
   // ---- the loops ---------------------------------------------------------------------------------------------------------

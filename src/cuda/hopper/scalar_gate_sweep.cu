@@ -2,6 +2,9 @@
 // Scalar gate forward on Hopper: the sweep's kernel, the nodes of whole segments, and the launch.
 #include "cuda/hopper/scalar_gate_sweep.h"
 
+#include <algorithm>
+#include <cstdlib>
+
 #include "cuda/hopper/capability.h"
 #include "cuda/hopper/register_budget.h"
 #include "cuda/hopper/scalar_gate_kernels.h"
@@ -18,7 +21,10 @@ constexpr int kGroupRegisters[4] = {96, 136, 136, 144};
 static_assert(registers_suffice(kGroupRegisters), "more registers than a block has");
 
 constexpr int kLinearSegmentLog = 7;  // always the same: a linear state's bits depend on where segments end
-constexpr int kSegmentLog = 5;
+// Log-linear: nodes have the same bits however sequences are cut. Shorter segments fill the device with few sequences.
+constexpr int kSegmentLog = 5, kShortSegmentLog = 3;
+constexpr int kMostSlots = 7;  // levels of nodes that shared memory can hold
+constexpr int64_t kShortScratch = int64_t{32} << 20;  // that shorter segments may take
 
 // One thread: brings q, k and v of all blocks of all tasks.
 template <int kKeyDim, bool kNodesOnly>
@@ -179,28 +185,18 @@ __global__ void __launch_bounds__(kJoinThreads)
 }
 
 int64_t tiles_of(const MixerShape& shape) { return (shape.value_dim + kColumns - 1) / kColumns; }
-int segment_log_of(const MixerShape& shape) { return shape.levels == 0 ? kLinearSegmentLog : kSegmentLog; }
-
-// How sequences are cut. Whether they are depends on the batch's longest one, but a sequence for which it makes a difference,
-// because it is longer than a segment, is always cut: its bits do not depend on the others.
+// How sequences are cut.
 struct Cut {
-  int levels;        // of nodes that are read
-  int64_t segments;  // of one sequence
-  bool segmented;
+  int levels;                // of nodes that are read
+  int segment_log = kWhole;  // of blocks
+  int64_t segments = 1;      // of one sequence
 
-  Cut(const MixerShape& shape, int64_t most_rows, int64_t most_length) {
-    const int segment_log = segment_log_of(shape);
-    const int64_t by_position = (most_length + kBlock - 1) >> kBlockLog, blocks = blocks_of(most_rows, most_length);
-    const int64_t whole = (int64_t{1} << segment_log) - 1;
-    levels = node_levels(blocks, most_length);
-    segments = std::min(((blocks + whole - 1) >> segment_log) + 1, (by_position + whole) >> segment_log);
-    segmented = shape.levels == 0 ? segments > 1 : levels > kSegmentLog;
-  }
+  bool segmented() const { return segment_log != kWhole; }
 };
 
 // The scratch of segments; without memory it only counts.
-Size carve(const MixerShape& shape, int64_t rows, int64_t sequences, char* memory, SweepParameters* to) {
-  const Size places = (Size(rows >> (kBlockLog + segment_log_of(shape))) + Size(sequences) * 2) * shape.heads * tiles_of(shape);
+Size carve(const MixerShape& shape, int64_t rows, int64_t sequences, int segment_log, char* memory, SweepParameters* to) {
+  const Size places = (Size(rows >> (kBlockLog + segment_log)) + Size(sequences) * 2) * shape.heads * tiles_of(shape);
   const Size node = places * key_columns(shape) * kColumns;
   Size used;
   const auto take = [&](Size count, int64_t bytes) {
@@ -222,6 +218,43 @@ Size carve(const MixerShape& shape, int64_t rows, int64_t sequences, char* memor
     to->upper_decay = reinterpret_cast<float*>(upper_decays);
   }
   return used;
+}
+
+// Linear: whether sequences are cut depends on the batch's longest one, but one for which it makes a difference, because it is
+// longer than a segment, always is. Log-linear: as is fastest, by the number of blocks that multiprocessors work on one after
+// the other; it changes no bit. The emulated device does as the environment says.
+Cut choose_cut(const MixerShape& shape, const BatchView& batch) {
+  const int64_t by_position = (batch.most_length + kBlock - 1) >> kBlockLog, blocks = blocks_of(batch.most_rows, batch.most_length);
+  const auto segments_of = [&](int log) {
+    const int64_t whole = (int64_t{1} << log) - 1;
+    return std::min(((blocks + whole - 1) >> log) + 1, (by_position + whole) >> log);
+  };
+  Cut best;
+  best.levels = node_levels(blocks, batch.most_length);
+  if (shape.levels == 0) {
+    if (segments_of(kLinearSegmentLog) > 1) best.segment_log = kLinearSegmentLog;
+  } else {
+    const int64_t units = multiprocessors();
+    const int64_t work = ((batch.total_rows >> kBlockLog) + 1) * shape.heads * tiles_of(shape);  // blocks
+    // Tasks of n blocks, one after the other on each unit.
+    const auto rounds = [&](int64_t n) { return std::max<int64_t>(1, (work / n + units - 1) / units) * n; };
+    const bool equal = batch.total_rows == batch.count * batch.most_rows;
+    // In quarters of the time of a block: segments also make their nodes ahead, in a third of it, and need two more launches.
+    int64_t least = INT64_MAX;
+    if (best.levels <= kMostSlots) least = 4 * (equal || work <= units * blocks ? rounds(blocks) : work / units + blocks);
+    for (int log = kSegmentLog; log >= kShortSegmentLog; --log) {
+      if (best.levels <= log) continue;
+      const Size scratch = carve(shape, batch.total_rows, batch.count, log, nullptr, nullptr);
+      if (log < kSegmentLog && (!scratch.valid() || scratch.value() > kShortScratch)) continue;
+      const int64_t steps = rounds(int64_t{1} << log) * 16 / 3 + 6;
+      if (steps < least) best.segment_log = log, least = steps;
+    }
+  }
+#if defined(LLA_CUDA_EMULATED)
+  if (const char* log = std::getenv("LLA_EMULATED_SEGMENT_LOG"); log && shape.levels > 0) best.segment_log = std::atoi(log);
+#endif
+  if (best.segmented()) best.segments = segments_of(best.segment_log);
+  return best;
 }
 
 template <int kKeyDim, bool kLinear>
@@ -270,14 +303,25 @@ bool accepts_scalar_gate_forward(const void* problem) {
          can_copy(p.v, s.value_dim, rows, s.heads) && can_store(p.y) && !p.y.accumulate && is_hopper();
 }
 
+// Of all ways in which batches within the limits may be cut.
 void measure_scalar_gate_forward(const void* problem, const Limits& limits, Need* need) {
   const MixerForward& p = *static_cast<const MixerForward*>(problem);
-  if (!Cut(p.shape, limits.rows_per_sequence, limits.length).segmented) {
-    need->shared = 0;
+  const auto bytes = [&](int log) { return carve(p.shape, limits.rows, limits.sequences, log, nullptr, nullptr); };
+  const int64_t blocks = blocks_of(limits.rows_per_sequence, limits.length);
+  const int levels = node_levels(blocks, limits.length);
+  need->shared = 0;
+  if (p.shape.levels == 0) {
+    const Size used = bytes(kLinearSegmentLog);
+    if (limits.length > kBlock << kLinearSegmentLog) need->shared = used.valid() ? used.value() : -1;
     return;
   }
-  const Size used = carve(p.shape, limits.rows, limits.sequences, nullptr, nullptr);
-  need->shared = used.valid() ? used.value() : -1;
+  for (int log = kShortSegmentLog; log <= kSegmentLog && log < levels; ++log) {
+    const Size used = bytes(log);
+    if (log < kSegmentLog)
+      need->shared = std::max(need->shared, used.valid() ? std::min(used.value(), kShortScratch) : kShortScratch);
+    else
+      need->shared = used.valid() ? std::max(need->shared, used.value()) : -1;
+  }
 }
 
 int32_t launch_scalar_gate_forward(const void* problem, const Limits&, char* scratch, void* stream) {
@@ -295,17 +339,17 @@ int32_t launch_scalar_gate_forward(const void* problem, const Limits&, char* scr
   in.lambda = p.lambda;
   in.y = p.y;
   in.tiles = tiles_of(shape);
-  const Cut cut(shape, batch.most_rows, batch.most_length);
+  const Cut cut = choose_cut(shape, batch);
   const int levels = cut.levels;
-  const bool segmented = cut.segmented;
+  const bool segmented = cut.segmented();
   const int64_t sweeps = batch.count * shape.heads * in.tiles;
   SharedLayout& layout = in.layout;
   if (segmented) {
-    in.segment_log = segment_log_of(shape);
+    in.segment_log = cut.segment_log;
     in.segments = cut.segments;
-    carve(shape, batch.total_rows, batch.count, scratch, &in);
+    carve(shape, batch.total_rows, batch.count, cut.segment_log, scratch, &in);
   }
-  layout.slots = linear ? 2 : segmented ? kSegmentLog : levels < 1 ? 1 : levels;
+  layout.slots = linear ? 2 : segmented ? cut.segment_log : levels < 1 ? 1 : levels;
   layout.ring = !linear && segmented ? kRing : 0;
   for (layout.stages = kMostStages; layout.stages > 0; --layout.stages) {
     layout.place(key_dim, linear ? 0 : levels);

@@ -73,4 +73,28 @@ __device__ __forceinline__ void store_rows(char* to, int64_t row_bytes, bool acc
   }
 }
 
+// Stores a warp's sums of 16 rows of kColumns as fp32, or adds them to what is there: rows of kColumns floats, the first at
+// `to`. Reads come before stores, many at a time: alternating, each would wait for memory.
+template <int kColumns>
+__device__ __forceinline__ void store_sums(float* to, const float (&sums)[kColumns / 2], bool adds) {
+  constexpr int kAhead = 16;  // pairs
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  to += lane / 4 * kColumns + 2 * (lane % 4);
+  const auto at = [&](int pair) { return reinterpret_cast<float2*>(to + pair % 2 * 8 * kColumns + pair / 2 * 8); };
+#pragma unroll
+  for (int begin = 0; begin < kColumns / 4; begin += kAhead) {
+    float2 before[kAhead];
+    if (adds) {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) before[i] = *at(begin + i);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) before[i] = make_float2(0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i)
+      *at(begin + i) = make_float2(before[i].x + sums[2 * (begin + i)], before[i].y + sums[2 * (begin + i) + 1]);
+  }
+}
+
 }  // namespace lla::cuda::hopper
