@@ -101,14 +101,15 @@ TEST_F(HopperScalarGate, BitsDoNotDependOnSegments) {
   for (const Way& way : {Way{"short", {{700, 1200}, {17}}, {"30", "3"}}, Way{"long", {{8192 + 100, 300}, {17}}, {"30", "5", "4", "3"}},
                          Way{"longer", {{16384 + 400, 300}}, {"5", "4", "3"}}}) {
     SCOPED_TRACE(way.name);
-    const Case c = make_case(1, 1, 64, 32, 16, way.parts);
+    Case c = make_case(2, 1, 128, 64, 16, way.parts);
+    c.inputs.decay = 0.0005;  // nodes of several segments still matter, and so do the last bits of their decays
     std::vector<double> first;
     for (const char* log : way.logs) {
       SCOPED_TRACE(log);
       setenv("LLA_EMULATED_SEGMENT_LOG", log, 1);
       const std::vector<double> y = run_case(hopper_kernels(), c).at("y");
       if (first.empty()) first = y;
-      EXPECT_EQ(y, first);
+      EXPECT_TRUE(y == first);
     }
   }
   unsetenv("LLA_EMULATED_SEGMENT_LOG");

@@ -97,6 +97,7 @@ struct Limits {
   int64_t sequences = 1, rows = 1, rows_per_sequence = 0, length = 0;  // 0: as many as `rows`
   int64_t slots = 0;                                                   // > 0: with a state
   bool backward = false;
+  float decay = 0.06f;        // gates are between its negative and 0
   lla_dtype dtype = LLA_F32;  // of q, k, v, x and y; gates, write strengths and λ are LLA_F32
 };
 
@@ -348,7 +349,7 @@ class Model {
       input(LLA_Q, g, dk, -1, 1, limits_.dtype);
       input(LLA_K, g, dk, -key, key, limits_.dtype);
       input(LLA_V, h, dv, -1, 1, limits_.dtype);
-      input(LLA_GATE, h, -1, -0.06f, 0);
+      input(LLA_GATE, h, -1, -limits_.decay, 0);
       input(LLA_WRITE, h, -1, 0.1f, 0.9f);
       if (levels) input(LLA_LAMBDA, h, levels, 0.2f, 1.2f);
       input(LLA_Y, h, dv, -1, 1, limits_.dtype);

@@ -194,6 +194,37 @@ TEST_F(Repeat, AloneAndInARaggedBatch) {
   }
 }
 
+// A sequence that is cut to fill the device when it is alone, and is not when others fill it. Little decay, so that everything
+// that is far away matters.
+TEST_F(Repeat, AloneAndInAFullBatch) {
+  const int64_t heads = emulated ? 2 : 48, key = emulated ? 32 : 128;
+  for (const int64_t rows : emulated ? std::vector<int64_t>{300} : std::vector<int64_t>{2048, 8192, 16384}) {
+    std::vector<Piece> pieces;
+    for (uint64_t i = 1; i <= (emulated ? 2 : 65536 / static_cast<uint64_t>(rows)); ++i) pieces.push_back({i, 0, rows});
+    Limits limits = limits_of(pieces, LLA_BF16);
+    limits.backward = false;
+    limits.decay = 0.001;
+    const lla_layer_desc desc = device::mixer(LLA_SCALAR_GATE, heads, 1, key, key / 2, 15);
+    Model batch, alone;
+    batch.open(context, desc, limits);
+    alone.open(context, desc, limits);
+    batch.load(pieces);
+    batch.forward();
+    Tensors together;
+    batch.read(false, &together);
+    for (size_t i = 0; i < pieces.size(); i += pieces.size() - 1) {
+      alone.load({pieces[i]});
+      alone.forward();
+      Tensors single;
+      alone.read(false, &single);
+      if (HasFatalFailure()) return;
+      const Bytes &part = single[LLA_Y], &whole = together[LLA_Y];
+      ASSERT_LE((i + 1) * part.size(), whole.size());
+      EXPECT_EQ(std::memcmp(part.data(), whole.data() + i * part.size(), part.size()), 0) << rows << " rows, sequence " << i;
+    }
+  }
+}
+
 TEST_F(Repeat, TwoThreadsWithTwoStreams) {
   const std::vector<Piece> pieces = ragged(emulated);
   for (const Case& c : cases(emulated)) {

@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kSweepThreads, 1) sweep(const __grid_constant_
 constexpr int kJoinThreads = 256;
 
 // After the sweeps over all segments but the last for their sums: the nodes that end with segments, or, linear, the states
-// before them. One thread: four elements of a sequence's nodes, in order.
+// before them. One thread: four elements of a sequence's nodes, in order. As a sweep over the whole sequence does it, to the bit.
 template <bool kLinear>
 __global__ void __launch_bounds__(kJoinThreads)
     join_segments(const __grid_constant__ SweepParameters in, int64_t size, int64_t blocks, int64_t tasks) {
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kJoinThreads)
         float4 sum = state;
         if (i < count) {
           sum = *at;
-          const float decay = decay_of(in.sum_decay[place]);
+          const float decay = decay_of(in.sum_decay[2 * place]);
           sum = make_float4(fmaf(decay, state.x, sum.x), fmaf(decay, state.y, sum.y), fmaf(decay, state.z, sum.z),
                             fmaf(decay, state.w, sum.w));
         }
@@ -161,18 +161,20 @@ __global__ void __launch_bounds__(kJoinThreads)
         const int64_t place = in.place(places + i, head, tile), segment = oldest + i;
         const int level = __ffsll(~segment) - 1;
         float4 sum = reinterpret_cast<const float4*>(in.sums + place * size)[element];
-        float decay = in.sum_decay[place];
+        const float total = in.sum_decay[2 * place];
+        float newer = in.sum_decay[2 * place + 1];
         for (int u = 0; u < level; ++u) {
           // The child that is joined ends 2^u segments before.
           const int64_t child = i - (int64_t{1} << u);
           if (child < 0) break;
           const int64_t from = in.place(places + child, head, tile);
-          const float factor = decay_of(decay);
+          const float factor = quick_decay(total + newer);
           const float4 x = load4(in.upper + from * size, LLA_BF16, 4 * element, 4);
           sum = make_float4(fmaf(factor, x.x, sum.x), fmaf(factor, x.y, sum.y), fmaf(factor, x.z, sum.z),
                             fmaf(factor, x.w, sum.w));
-          decay += latest[u];
+          newer += latest[u];
         }
+        const float decay = total + newer;
         latest[level] = decay;
         uint2 pairs;
         pairs.x = pack<Half::kBf16>(sum.x, sum.y);
@@ -205,7 +207,7 @@ Size carve(const MixerShape& shape, int64_t rows, int64_t sequences, int segment
     return here;
   };
   char* sums = take(node, 4);
-  char* decays = take(places, 4);
+  char* decays = take(places, 8);
   char *upper = nullptr, *upper_decays = nullptr;
   if (shape.levels > 0) {
     upper = take(node, 2);

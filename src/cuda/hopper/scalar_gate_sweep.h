@@ -98,7 +98,8 @@ struct SweepParameters {
   int64_t tasks = 0;
   // Of segments in order (segment_place), head and tile:
   float* sums = nullptr;           // [place][dk][64], linear: later the state before the segment; log-linear: the node
-  float* sum_decay = nullptr;      // [place]
+  // [place][2]: log decay over the segment; log-linear: over its last block, and of the nodes that this one merged.
+  float* sum_decay = nullptr;
   unsigned short* upper = nullptr;  // [place][dk][64] bf16: the node that ends with the segment
   float* upper_decay = nullptr;    // [place]
 

@@ -178,7 +178,11 @@ __device__ __forceinline__ void copy_weights(const Factors& factors, const RowFa
 struct NodeDecays {
   float decay = 0;
   uint32_t present = 0;
+  float last[2] = {0, 0};  // where nothing but nodes is made: log decays over the last block and of the nodes that it merged
 };
+// Sums of the decays of newer nodes go on one by one from this level: the nodes of a segment know the sum of those below alone,
+// and a join of segments adds the others with the bits of a sweep over the whole sequence.
+constexpr int kSerialLevel = 3;
 
 // Whether a row stands in the upper half of its aligned block of 2^(d + 1) rows.
 __device__ __forceinline__ bool is_upper(int d, int row) { return ((row >> d) & 1) != 0; }
@@ -240,16 +244,25 @@ __device__ __forceinline__ void fill_tables(const Factors& factors, const RowFac
   const float block_total = half == 0 ? total + other_total : other_total + total;
 
   // Sums of the decays of all newer nodes.
-  float sum = (nodes->present >> lane) & 1 ? nodes->decay : 0.0f;
+  float newer = 0;
   if constexpr (!kLinear) {
+    const float own = (nodes->present >> lane) & 1 ? nodes->decay : 0.0f;
+    float sum = own;
 #pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
+    for (int d = 1; d < kSerialLevel; d *= 2) {
       const float below = __shfl_up_sync(kAllLanes, sum, d);
       if (lane >= d) sum += below;
     }
+    newer = __shfl_up_sync(kAllLanes, sum, 1);
+    if (lane == 0) newer = 0;
+    float below = __shfl_sync(kAllLanes, sum, kSerialLevel - 1);
+    if (lane > kSerialLevel) newer = below;
+#pragma unroll 1
+    for (int level = kSerialLevel; nodes->present >> level != 0; ++level) {
+      below += __shfl_sync(kAllLanes, own, level);
+      if (lane > level) newer = below;
+    }
   }
-  float newer = kLinear ? 0.0f : __shfl_up_sync(kAllLanes, sum, 1);
-  if (lane == 0) newer = 0;
   if (half == 0) tables->merge[lane] = quick_decay(block_total + newer);
   if constexpr (!kLinear && !kNodesOnly) {
     const uint32_t reads = nodes->present & static_cast<uint32_t>(block);
@@ -267,7 +280,8 @@ __device__ __forceinline__ void fill_tables(const Factors& factors, const RowFac
       nodes->decay += block_total;
     } else {
       const int level = trailing_ones_of_block(block);
-      const float merged = block_total + __shfl_sync(kAllLanes, newer, level & 31);
+      const float of_merged = __shfl_sync(kAllLanes, newer, level & 31), merged = block_total + of_merged;
+      if constexpr (kNodesOnly) nodes->last[0] = block_total, nodes->last[1] = of_merged;
       if (lane == level) nodes->decay = merged;
       nodes->present = (nodes->present >> level << level) | uint32_t{1} << level;
     }
@@ -303,10 +317,8 @@ __device__ __forceinline__ void make_tables(const SweepParameters& in, char* sha
       fill_tables<kLinear, kNodesOnly>(factors, row, block, half, makes, &nodes, tables);
       if constexpr (kNodesOnly) {
         if (half == 0 && block + 1 == task.end) {
-          const int level = trailing_ones_of_block(block);
-          const float decay = kLinear ? nodes.decay : __shfl_sync(kAllLanes, nodes.decay, level & 31);
-          if (lane == 0)
-            in.sum_decay[in.place(task.places + task.segment - task.oldest, task.head, task.tile)] = decay;
+          float* to = in.sum_decay + 2 * in.place(task.places + task.segment - task.oldest, task.head, task.tile);
+          if (lane == 0) to[0] = kLinear ? nodes.decay : nodes.last[0], to[1] = nodes.last[1];
         }
       }
       factors.next_block();
