@@ -56,7 +56,7 @@ __global__ void __launch_bounds__(kThreads) leaves(const __grid_constant__ Input
   }
 }
 
-// Fused, whatever the compiler makes of the surroundings: the fold of a step must have the same bits (scalar_gate_fold.cu).
+// Fused, whatever the compiler makes of the surroundings: the fold of a step must have the same bits (scalar_gate_fold.h).
 __device__ __forceinline__ float4 add_scaled(float4 a, float factor, float4 b) {
   return make_float4(fmaf(factor, b.x, a.x), fmaf(factor, b.y, a.y), fmaf(factor, b.z, a.z), fmaf(factor, b.w, a.w));
 }
