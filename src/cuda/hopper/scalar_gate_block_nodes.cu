@@ -11,6 +11,7 @@
 #include "cuda/hopper/register_budget.h"
 #include "cuda/hopper/scalar_gate_backward.h"
 #include "cuda/hopper/scalar_gate_fold.h"
+#include "cuda/hopper/scalar_gate_walk.h"
 #include "cuda/hopper/tile_rows.h"
 
 namespace lla::cuda::hopper {
@@ -69,10 +70,11 @@ __device__ __forceinline__ bool find_run(const BackwardParameters& in, int64_t t
             part = in.part_begin + static_cast<int>(task / shares % in.part_count);
   run->number = in.part_first(part) + static_cast<int>(task % shares) * kHeads;
   run->heads = min(kHeads, in.part_end(part) - run->number);
-  const int64_t n = task / shares / in.part_count, runs = runs_of(in);
+  // Sequences go round faster than runs: else some blocks of threads would always get the last run, which is often empty.
+  const int64_t n = task / shares / in.part_count;
   BlockOfRows block;  // of the sequence, the first
-  if (run->heads <= 0 || !find_block(in, n / runs * in.blocks, &block)) return false;
-  const int begin = ((block.first >> kRunLog) + static_cast<int>(n % runs)) << kRunLog;
+  if (run->heads <= 0 || !find_block(in, n % in.batch.count * in.blocks, &block)) return false;
+  const int begin = ((block.first >> kRunLog) + static_cast<int>(n / in.batch.count)) << kRunLog;
   run->first = block.first;
   run->lo = block.lo;
   run->from = max(block.first, begin);
@@ -97,7 +99,7 @@ __device__ void bring_blocks(const BackwardParameters& in, FoldShared<kKeyDim, k
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         if (h >= run.heads) continue;
-        const SourceFactors& source = in.sources[run.slot + block * in.head_count + h];
+        const BlockFactors& source = *in.factors(run.slot + block * in.head_count + h);
         const float4 decay = reinterpret_cast<const float4*>(source.fold)[lane];
         const float4 write = reinterpret_cast<const float4*>(source.write)[lane];
         fold[h] = make_float4(decay.x * write.x, decay.y * write.y, decay.z * write.z, decay.w * write.w);
@@ -150,7 +152,8 @@ struct BlockFold {
     auto& stage = shared->stages[turn.index];
     wait(&shared->full[turn.index], turn.phase);
     if (block == run.first && run.lo > 0) {  // values lie right behind keys
-      clear_rows<kBlock>(stage.k, Shared::RowTile::kPanels + kHeads, run.lo, kBlock, static_cast<int>(threadIdx.x), kThreads);
+      clear_rows<kBlock>(stage.k, Shared::RowTile::kPanels + kHeads, run.lo, kBlock, static_cast<int>(threadIdx.x),
+                         kThreads);
       fence_shared_writes();
       sync_some(1, kThreads);
     }
@@ -227,56 +230,8 @@ __global__ void __launch_bounds__(kFoldThreads<kKeyDim, kHeads>, 1)
 
 // ---- beyond runs ---------------------------------------------------------------------------------------------------------
 
-constexpr int kWalkWarps = 8, kLaneElements = 8, kWarpElements = 32 * kLaneElements;
 // Warps that share the nodes of a level; few where sequences have few such nodes. Bits do not know.
 constexpr int kMostJoinWarps = 16, kFewJoinWarps = 4, kFewBlocks = 256;
-
-struct Elements {
-  float x[kLaneElements];
-
-  __device__ __forceinline__ void add(float factor, const uint4& pairs) {
-    const uint32_t words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[2 * i] = fmaf(factor, low_of(words[i]), x[2 * i]);
-      x[2 * i + 1] = fmaf(factor, high_of(words[i]), x[2 * i + 1]);
-    }
-  }
-  // *this times factor, plus what is given.
-  __device__ __forceinline__ void step(float factor, const uint4& pairs) {
-    const uint32_t words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[2 * i] = fmaf(factor, x[2 * i], low_of(words[i]));
-      x[2 * i + 1] = fmaf(factor, x[2 * i + 1], high_of(words[i]));
-    }
-  }
-  __device__ __forceinline__ uint4 packed() const {
-    return make_uint4(pack<Half::kBf16>(x[0], x[1]), pack<Half::kBf16>(x[2], x[3]), pack<Half::kBf16>(x[4], x[5]),
-                      pack<Half::kBf16>(x[6], x[7]));
-  }
-};
-
-// A lane's elements of the nodes of a sequence and head. A task is kWarpElements of them, the same in all warps.
-struct Walk {
-  BlockOfRows first;  // block of the sequence
-  int number = 0;     // of the head
-  int64_t element = 0, size = 0;
-
-  __device__ __forceinline__ bool find(const BackwardParameters& in, int64_t task, int64_t node_size) {
-    size = node_size;
-    const int64_t pieces = size / kWarpElements;
-    element = task % pieces * kWarpElements + threadIdx.x % 32 * kLaneElements;
-    number = in.head_begin + static_cast<int>(task / pieces % in.head_count);
-    return find_block(in, task / pieces / in.head_count * in.blocks, &first);
-  }
-  __device__ __forceinline__ int64_t slot(const BackwardParameters& in, int block) const {
-    return in.slot(first.place_of(block), number);
-  }
-  __device__ __forceinline__ uint4* at(const BackwardParameters& in, int64_t slot) const {
-    return reinterpret_cast<uint4*>(in.nodes_memory + slot * size + element);
-  }
-};
 
 // Nodes of levels above a run's own, level by level: those of one level do not need each other.
 __global__ void __launch_bounds__(32 * kMostJoinWarps)
@@ -293,49 +248,48 @@ __global__ void __launch_bounds__(32 * kMostJoinWarps)
       for (int64_t block = begin + int64_t{warp} * period; block < end; block += int64_t{warps} * period) {
         const int64_t slot = walk.slot(in, static_cast<int>(block));
         Elements sum = {};
-        sum.add(1, *walk.at(in, slot));
+        sum.add(1, *walk.at(in.nodes_memory, slot));
 #pragma unroll 4
         for (int j = kRunLog; j < level; ++j) {
           const int child = static_cast<int>(block) - (1 << j);
           if (child < first) break;
           const int64_t from = walk.slot(in, child);
-          sum.add(in.up[from], *walk.at(in, from));
+          sum.add(in.up[from], *walk.at(in.nodes_memory, from));
         }
-        *walk.at(in, slot) = sum.packed();
+        *walk.at(in.nodes_memory, slot) = sum.packed();
       }
       __syncthreads();
     }
   }
 }
 
-constexpr int kSteps = 8;  // blocks that a warp goes over in one round
-
-// Linear: turns folded blocks into states. A round: each warp takes the next kSteps blocks, and begins with what the warps
-// before it leave.
+// Linear: turns folded blocks into states. A round: each warp takes the next kWalkSteps blocks, and begins with what the
+// warps before it leave.
 __global__ void __launch_bounds__(32 * kWalkWarps)
     walk_states(const __grid_constant__ BackwardParameters in, int64_t node_size, int64_t tasks) {
   __shared__ Elements sums[kWalkWarps][32];
   __shared__ float decays[kWalkWarps];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+  const int warps = static_cast<int>(blockDim.x) / 32;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     Walk walk;
     if (!walk.find(in, task, node_size)) continue;
     const int first = walk.first.first, end = walk.first.end - 1;
     Elements state = {};  // before the round
-    for (int begin = first; begin < end; begin += kWalkWarps * kSteps) {
-      const int from = begin + warp * kSteps;
-      uint4 fold[kSteps];
-      float decay[kSteps];
+    for (int begin = first; begin < end; begin += warps * kWalkSteps) {
+      const int from = begin + warp * kWalkSteps;
+      uint4 fold[kWalkSteps];
+      float decay[kWalkSteps];
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
+      for (int i = 0; i < kWalkSteps; ++i) {
         const bool there = from + i < end;
-        fold[i] = there ? *walk.at(in, walk.slot(in, from + i)) : make_uint4(0, 0, 0, 0);
+        fold[i] = there ? *walk.at(in.nodes_memory, walk.slot(in, from + i)) : make_uint4(0, 0, 0, 0);
         decay[i] = there && from + i > first ? in.up[walk.slot(in, from + i - 1)] : 1.0f;
       }
       Elements sum = {};
       float product = 1;
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
+      for (int i = 0; i < kWalkSteps; ++i) {
         sum.step(decay[i], fold[i]);
         product *= decay[i];
       }
@@ -343,16 +297,15 @@ __global__ void __launch_bounds__(32 * kWalkWarps)
       if (lane == 0) decays[warp] = product;
       __syncthreads();
       Elements own = state;
-#pragma unroll
-      for (int w = 0; w < kWalkWarps; ++w) {
+#pragma unroll 1
+      for (int w = 0; w < warps; ++w) {
         if (w == warp) own = state;
-#pragma unroll
-        for (int i = 0; i < kLaneElements; ++i) state.x[i] = fmaf(decays[w], state.x[i], sums[w][lane].x[i]);
+        state.pass(decays[w], sums[w][lane]);
       }
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
+      for (int i = 0; i < kWalkSteps; ++i) {
         own.step(decay[i], fold[i]);
-        if (from + i < end) *walk.at(in, walk.slot(in, from + i)) = own.packed();
+        if (from + i < end) *walk.at(in.nodes_memory, walk.slot(in, from + i)) = own.packed();
       }
       __syncthreads();
     }
@@ -374,7 +327,7 @@ int32_t launch_block_nodes(const BackwardParameters& in, int key_dim, void* stre
                                          : launch_folds<128, 2>(in, stream);
   if (status != LLA_OK) return status;
   const int64_t size = int64_t{key_dim} * kColumns, tasks = in.batch.count * in.head_count * (size / kWarpElements);
-  if (in.linear) return in.blocks > 1 ? launch(walk_states, tasks, 32 * kWalkWarps, 0, stream, in, size, tasks) : LLA_OK;
+  if (in.linear) return in.blocks > 1 ? launch(walk_states, tasks, 32 * walk_warps(in), 0, stream, in, size, tasks) : LLA_OK;
   // A block whose number ends with more ones than a run's must be followed by another one.
   if (in.batch.most_length <= (2 * kRun) << kBlockLog) return LLA_OK;
   const int warps = in.blocks > kFewBlocks ? kMostJoinWarps : kFewJoinWarps;

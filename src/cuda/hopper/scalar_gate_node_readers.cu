@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalar gate backward on Hopper: the gradient of each node, from the rows that read it, then from the nodes that take it
-// in.
+// Scalar gate backward on Hopper: the gradient of each node from the rows that read it.
 #include <algorithm>
 
 #include "cuda/common/reduce.h"
@@ -13,9 +12,6 @@
 namespace lla::cuda::hopper {
 
 namespace {
-
-// ---- from readers
-// ----------------------------------------------------------------------------------------------------------
 
 // Tasks, those of the highest levels first: a level's pieces of blocks that read nodes, for each sequence.
 struct ReaderPlan {
@@ -84,7 +80,8 @@ __device__ __forceinline__ int task_of_round(int round) {
 }
 
 constexpr int kReaderStages = 2;
-constexpr int kTaskTurns = 2;  // tasks that are known ahead
+constexpr uint32_t kStagingBytes = 1024;  // of a warp
+constexpr int kTaskTurns = 2;             // tasks that are known ahead
 
 template <int kKeyDim, int kHeads>
 struct ReaderLayout {
@@ -96,8 +93,8 @@ struct ReaderLayout {
   static constexpr uint32_t kBarriers = kWeights + 2 * kHeads * kBlock * 4;
   static constexpr uint32_t kTasks = kBarriers + 64;
   static constexpr uint32_t kBytes = kTasks + kTaskTurns * sizeof(ReaderTask);
-  // A warpgroup for each head, and a thread that finds tasks and brings rows. Several heads: it has a warpgroup, whose registers the others
-  // take.
+  // A warpgroup for each head, and a thread that finds tasks and brings rows. Several heads: it has a warpgroup, whose
+  // registers the others take.
   static constexpr int kThreads = kHeads == 1 ? 160 : 128 * (kHeads + 1);
 };
 
@@ -178,15 +175,15 @@ struct NodeReaders {
   };
   __device__ __forceinline__ Weight fetch(const char* readers, int block, int level) const {
     Weight weight;
-    const auto* reader = reinterpret_cast<const ReaderFactors*>(readers);
+    const auto* reader = reinterpret_cast<const BlockFactors*>(readers);
     const int entry = in.linear ? 0 : __popcll(static_cast<uint32_t>(block) & ((uint32_t{1} << level) - 1));
     weight.start = reader->start[thread];
     weight.newer = reader->newer[entry];
-    if (!in.linear) weight.lambda = reinterpret_cast<const float*>(reader + 1)[entry * kBlock + thread];
+    if (!in.linear) weight.lambda = reader->lambda(kInnerLevels + 1 + entry)[thread];
     return weight;
   }
   __device__ __forceinline__ const char* readers_of(const ReaderTask& task) const {
-    return reinterpret_cast<const char*>(in.reader(in.slot(task.from_place, task.head + number)));
+    return reinterpret_cast<const char*>(in.factors(in.slot(task.from_place, task.head + number)));
   }
 
   // dy, transposed, times the rows' weights: two steps of depth.
@@ -241,7 +238,7 @@ struct NodeReaders {
       turn ^= 1;
       if (active) {
         weights[thread] = weight.start * weight.newer * weight.lambda;
-        readers += in.head_count * in.reader_bytes;
+        readers += in.head_count * in.factor_bytes;
         if (block + 1 < task.to) weight = fetch(readers, block + 1, task.level);
       }
       sync_some(2 + number, 128);
@@ -431,162 +428,6 @@ int32_t launch_readers(const BackwardParameters& in, void* stream) {
   return status;
 }
 
-// ---- down
-// ------------------------------------------------------------------------------------------------------------------
-
-constexpr int kDownThreads = 256, kDownElements = 8;
-constexpr int kDownPiece = kDownThreads * kDownElements;  // elements of a node that a block of threads takes down
-constexpr int kWindowLog = 5, kWindow = 1 << kWindowLog;  // steps of a log-linear walk
-constexpr int kQuad = 4;  // steps whose levels are known, but for the newest's; so many are on their way
-
-// This thread's elements of the steps of a walk.
-struct DownWalk {
-  static constexpr int kLanes = 8;  // that sum the flow of a step
-  using Elements = float[kDownElements];
-
-  const BackwardParameters& in;
-  const int shift, pieces, piece, head, first, begin, end;  // steps [begin, end); step x: block ((x + 1) << shift) - 1
-  const int64_t places;
-  float* flows;  // [step of a window][kDownThreads + kLanes]: no two of a warp's lanes meet in a bank
-
-  struct Loaded {
-    uint4 own = {0, 0, 0, 0}, node = {0, 0, 0, 0};
-    float up = 0;
-  };
-  __device__ __forceinline__ bool has(int x) const { return x >= begin && x < end; }
-  __device__ __forceinline__ int64_t slot_of(int x) const { return in.slot(places + ((x + 1) << shift) - 1 - first, head); }
-  __device__ __forceinline__ uint4* at(unsigned short* memory, int x) const {
-    return reinterpret_cast<uint4*>(memory + (slot_of(x) * pieces + piece) * kDownPiece) + threadIdx.x;
-  }
-  __device__ __forceinline__ Loaded load(int x) const {
-    Loaded loaded;
-    if (!has(x)) return loaded;
-    loaded.own = *at(in.grads_memory, x);
-    loaded.node = *at(in.nodes_memory, x);
-    loaded.up = in.up[slot_of(x)];
-    return loaded;
-  }
-  __device__ __forceinline__ void read(const Loaded& loaded, Elements& sum) const {
-    const uint32_t own[4] = {loaded.own.x, loaded.own.y, loaded.own.z, loaded.own.w};
-#pragma unroll
-    for (int i = 0; i < kDownElements; ++i) sum[i] = i % 2 == 0 ? low_of(own[i / 2]) : high_of(own[i / 2]);
-  }
-  // The gradient of a node whose parent's is there; zero: it has none.
-  __device__ __forceinline__ void visit(int x, const Loaded& loaded, const Elements& parent, Elements& sum) const {
-    const uint32_t node[4] = {loaded.node.x, loaded.node.y, loaded.node.z, loaded.node.w};
-    float flow = 0;
-    read(loaded, sum);
-#pragma unroll
-    for (int i = 0; i < kDownElements; ++i) {
-      const float more = loaded.up * parent[i];
-      flow = fmaf(i % 2 == 0 ? low_of(node[i / 2]) : high_of(node[i / 2]), more, flow);
-      sum[i] += more;
-    }
-    *at(in.grads_memory, x) = make_uint4(pack<Half::kBf16>(sum[0], sum[1]), pack<Half::kBf16>(sum[2], sum[3]),
-                                         pack<Half::kBf16>(sum[4], sum[5]), pack<Half::kBf16>(sum[6], sum[7]));
-    flows[x % kWindow * (kDownThreads + kLanes) + threadIdx.x] = flow;
-  }
-  // After all steps of a window: the flows of this piece go to `row_others`, which nobody needs yet.
-  __device__ __forceinline__ void sum_window(int window, bool newest_too) const {
-    __syncthreads();
-    static_assert(kDownThreads == kWindow * kLanes, "a thread sums for one step");
-    const int step = static_cast<int>(threadIdx.x) / kLanes, x = window * kWindow + step;
-    const float* from = flows + step * (kDownThreads + kLanes) + threadIdx.x % kLanes;
-    const bool mine = has(x) && (newest_too || step + 1 < kWindow);
-    float flow = 0;
-    for (int i = 0; mine && i < kDownThreads; i += kLanes) flow += from[i];
-    for (int d = kLanes / 2; d > 0; d /= 2) flow += __shfl_xor_sync(kAllLanes, flow, d);
-    if (mine && threadIdx.x % kLanes == 0) in.row_others[slot_of(x) * kBlock + piece] = flow;
-    __syncthreads();
-  }
-};
-
-__device__ __forceinline__ void set_all(float (&to)[kDownElements], const float (&from)[kDownElements]) {
-#pragma unroll
-  for (int i = 0; i < kDownElements; ++i) to[i] = from[i];
-}
-
-// Walks over the nodes that end with multiples of 2^shift blocks, from the newest to the oldest; log-linear: over kWindow of
-// them, those of the kWindowLog lowest levels; the others were done by a walk with a higher shift. One block of threads: a
-// piece of the nodes.
-template <bool kLinear>
-__global__ void __launch_bounds__(kDownThreads, 2)
-    walk_down(const __grid_constant__ BackwardParameters in, int shift, int pieces, int64_t windows, int64_t tasks) {
-  __shared__ float flows[kWindow * (kDownThreads + DownWalk::kLanes)];
-  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t n = task / pieces / in.head_count;
-    BlockOfRows block;
-    if (!find_block(in, n / windows * in.blocks, &block)) continue;
-    int begin = block.first >> shift, end = (block.end - 1) >> shift;  // later blocks make no nodes
-    if constexpr (!kLinear) {
-      const int window = (begin >> kWindowLog) + static_cast<int>(n % windows);
-      begin = max(begin, window << kWindowLog);
-      end = min(end, (window + 1) << kWindowLog);
-    }
-    if (begin >= end) continue;
-    const int head = in.head_begin + static_cast<int>(task / pieces % in.head_count);
-    const DownWalk walk{in,  shift,       pieces, static_cast<int>(task % pieces), head, block.first, begin,
-                        end, block.place, flows};
-    DownWalk::Loaded coming[kQuad];
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) coming[j] = walk.load((end - 1) / kQuad * kQuad + j);
-    // Of the latest node above level 0, above level 1, above level 2 + i. None: zero.
-    DownWalk::Elements near[2] = {}, above[kWindowLog - 2] = {};
-#pragma unroll 1
-    for (int first = (end - 1) / kQuad * kQuad; first + kQuad > begin; first -= kQuad) {
-      const int level = 2 + trailing_ones_of_block(first / kQuad % (kWindow / kQuad));  // of the last of the four
-#pragma unroll
-      for (int j = kQuad - 1; j >= 0; --j) {
-        const int x = first + j;
-        const DownWalk::Loaded loaded = coming[j];
-        coming[j] = walk.load(x - kQuad);
-        if (!walk.has(x)) continue;
-        DownWalk::Elements sum;
-        if constexpr (kLinear) {
-          walk.visit(x, loaded, near[0], sum);
-          set_all(near[0], sum);
-        } else if (j == 3) {
-          if (level >= kWindowLog) {
-            walk.read(loaded, sum);
-          } else {
-            DownWalk::Elements parent;
-            set_all(parent, above[0]);
-#pragma unroll
-            for (int i = 1; i < kWindowLog - 2; ++i) {
-              if (level == 2 + i) set_all(parent, above[i]);
-            }
-            walk.visit(x, loaded, parent, sum);
-          }
-          set_all(near[0], sum);
-          set_all(near[1], sum);
-#pragma unroll
-          for (int i = 0; i < kWindowLog - 2; ++i) {
-            if (2 + i < level) set_all(above[i], sum);
-          }
-        } else {
-          walk.visit(x, loaded, near[j % 2], sum);
-          if (j == 1) set_all(near[0], sum);
-        }
-      }
-      if (first % kWindow == 0 || first <= begin) walk.sum_window(first / kWindow, kLinear);
-    }
-  }
-}
-
-constexpr int kFlowThreads = 256;
-
-// Sums of the flows of a node's pieces. One thread: one block and head.
-__global__ void __launch_bounds__(kFlowThreads)
-    sum_flows(const __grid_constant__ BackwardParameters in, int pieces, int64_t count) {
-  const int64_t n = static_cast<int64_t>(blockIdx.x) * kFlowThreads + threadIdx.x;
-  BlockOfRows block;
-  if (n >= count || !find_block(in, n / in.head_count, &block) || !block.makes) return;
-  const int64_t slot = in.slot(block.place, in.head_begin + static_cast<int>(n % in.head_count));
-  float flow = 0;
-  for (int i = 0; i < pieces; ++i) flow += in.row_others[slot * kBlock + i];
-  in.through[slot] = flow;
-}
-
 }  // namespace
 
 int32_t launch_node_readers(const BackwardParameters& in, int key_dim, void* stream) {
@@ -595,36 +436,13 @@ int32_t launch_node_readers(const BackwardParameters& in, int key_dim, void* str
   return key_dim == 64 ? launch_readers<64, 4>(in, stream) : launch_readers<128, 4>(in, stream);
 }
 
-int32_t launch_node_gradients(const BackwardParameters& in, int key_dim, void* stream) {
-  if (in.blocks < 2) return LLA_OK;
-  const int pieces = key_dim * kColumns / kDownPiece;
-  const int64_t walks = in.batch.count * in.head_count * pieces, count = in.batch.count * in.blocks * in.head_count;
-  int32_t status = LLA_OK;
-  if (in.linear) {
-    const int64_t windows = 1;
-    const int shift = 0;
-    status = launch(walk_down<true>, walks, kDownThreads, 0, stream, in, shift, pieces, windows, walks);
-  } else {
-    for (int shift = 2 * kWindowLog; shift >= 0 && status == LLA_OK; shift -= kWindowLog) {
-      if ((in.batch.most_length - 1) >> kBlockLog < int64_t{1} << shift) continue;
-      const int64_t windows = (in.blocks >> (shift + kWindowLog)) + 2, tasks = walks * windows;
-      status = launch(walk_down<false>, tasks, kDownThreads, 0, stream, in, shift, pieces, windows, tasks);
-    }
-  }
-  if (status != LLA_OK) return status;
-  return launch(sum_flows, (count + kFlowThreads - 1) / kFlowThreads, kFlowThreads, 0, stream, in, pieces, count);
-}
-
 int32_t load_node_readers() {
   int32_t status = load_kernel(read_nodes<64, 1>);
   if (status == LLA_OK) status = load_kernel(read_nodes<64, 4>);
   if (status == LLA_OK) status = load_kernel(read_nodes<128, 1>);
   if (status == LLA_OK) status = load_kernel(read_nodes<128, 4>);
   if (status == LLA_OK) status = load_kernel(join_pieces<64>);
-  if (status == LLA_OK) status = load_kernel(join_pieces<128>);
-  if (status == LLA_OK) status = load_kernel(walk_down<true>);
-  if (status == LLA_OK) status = load_kernel(walk_down<false>);
-  return status == LLA_OK ? load_kernel(sum_flows) : status;
+  return status == LLA_OK ? load_kernel(join_pieces<128>) : status;
 }
 
 }  // namespace lla::cuda::hopper
