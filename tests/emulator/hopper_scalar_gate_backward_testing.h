@@ -504,6 +504,26 @@ inline double factors_error(Problem& p) {
   return most;
 }
 
+// What a node's readers give to its gradient.
+inline std::vector<double> read_gradient(Problem& p, size_t b, const Problem::Rows& rows) {
+  const int u = p.level_of(rows.block);
+  const int to = std::min(rows.end, p.in.linear ? rows.block + 2 : rows.block + 1 + (1 << u));
+  std::vector<double> sum(static_cast<size_t>(p.key_dim * kColumns), 0);
+  for (int c = rows.block + 1; c < to; ++c) {
+    const auto reader = p.rows_of(b, c, rows.i);
+    const double newer = p.block_decay(b, rows.block + 1, c, rows.i);
+    for (int r = reader.lo; r < reader.hi; ++r) {
+      const double weight = p.in.shape.scale * reader.decay(0, r + 1) * newer * p.lambda_of(reader, r, kInnerLevels + 1 + u);
+      for (int x = 0; x < p.o.key_dim; ++x) {
+        const double wq = weight * p.q->get(reader.row + r, p.in.group_of(rows.i), x);
+        for (int y = 0; y < p.o.value_dim; ++y)
+          sum[static_cast<size_t>(x * kColumns + y)] += wq * p.dy->get(reader.row + r, reader.head, y);
+      }
+    }
+  }
+  return sum;
+}
+
 inline double readers_error(Problem& p) {
   p.fill_factors();
   p.check(launch_node_readers(p.in, p.key_dim, nullptr));
@@ -512,22 +532,7 @@ inline double readers_error(Problem& p) {
   p.each([&](size_t b, int block, int i) {
     const auto rows = p.rows_of(b, block, i);
     if (!rows.makes) return;
-    const int u = p.level_of(block);
-    const int to = std::min(rows.end, p.in.linear ? block + 2 : block + 1 + (1 << u));
-    std::vector<double> want(static_cast<size_t>(p.key_dim * kColumns), 0);
-    for (int c = block + 1; c < to; ++c) {
-      const auto reader = p.rows_of(b, c, i);
-      const double newer = p.block_decay(b, block + 1, c, i);
-      for (int r = reader.lo; r < reader.hi; ++r) {
-        const double weight =
-            p.in.shape.scale * reader.decay(0, r + 1) * newer * p.lambda_of(reader, r, kInnerLevels + 1 + u);
-        for (int x = 0; x < p.o.key_dim; ++x) {
-          const double wq = weight * p.q->get(reader.row + r, p.in.group_of(i), x);
-          for (int y = 0; y < p.o.value_dim; ++y)
-            want[static_cast<size_t>(x * kColumns + y)] += wq * p.dy->get(reader.row + r, reader.head, y);
-        }
-      }
-    }
+    const std::vector<double> want = read_gradient(p, b, rows);
     for (int x = 0; x < p.key_dim; ++x)
       for (int y = 0; y < kColumns; ++y)
         error.add(p.node(p.grads, rows.slot, x, y), want[static_cast<size_t>(x * kColumns + y)]);
@@ -535,11 +540,11 @@ inline double readers_error(Problem& p) {
   return p.failed ? INFINITY : error.value();
 }
 
-// Of the gradients, and of the flows.
+// Of the gradients, and of the flows. Linear: with what readers give.
 inline double down_error(Problem& p, double* flow_error) {
   p.fill_factors();
   p.fill_nodes(p.nodes);
-  p.fill_nodes(p.grads);
+  if (!p.in.linear) p.fill_nodes(p.grads);
   const size_t size = static_cast<size_t>(p.key_dim * kColumns);
   std::vector<std::vector<double>> want(static_cast<size_t>(p.in.places * p.in.head_count));
   std::vector<double> flows(want.size());
@@ -551,7 +556,8 @@ inline double down_error(Problem& p, double* flow_error) {
         const auto rows = p.rows_of(b, block, i);
         std::vector<double>& sum = want[static_cast<size_t>(rows.slot)];
         sum.resize(size);
-        for (size_t e = 0; e < size; ++e)
+        if (p.in.linear) sum = read_gradient(p, b, rows);
+        for (size_t e = 0; e < size && !p.in.linear; ++e)
           sum[e] = p.node(p.grads, rows.slot, static_cast<int>(e) / kColumns, static_cast<int>(e) % kColumns);
         const int parent = p.parent(block);
         if (parent + 1 >= rows.end) continue;
@@ -565,6 +571,7 @@ inline double down_error(Problem& p, double* flow_error) {
       }
     }
   }
+  if (p.in.linear) p.check(launch_node_readers(p.in, p.key_dim, nullptr));
   p.check(launch_node_gradients(p.in, p.key_dim, nullptr));
   p.grads->to_host();
   p.through->to_host();

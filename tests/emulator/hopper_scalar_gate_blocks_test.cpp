@@ -188,6 +188,9 @@ TEST(HopperScalarGateBlocks, States) {
   check_nodes(Blocks(shape_of(4, 2, 40, 8, true), kRagged, 0, 4));
   check_nodes(Blocks(shape_of(2, 2, 128, 64, true), {{128 * 3, 50}}, 1, 1));
   check_nodes(Blocks(shape_of(1, 1, 64, 64, true), {{128 * 70 + 5, 100}, {300}}, 0, 1));
+  // Over segments.
+  check_nodes(Blocks(shape_of(1, 1, 64, 64, true), {{128 * 5, 128 * 126 + 9}, {300, 128 * 127}}, 0, 1));
+  check_nodes(Blocks(shape_of(1, 1, 8, 8, true), {{128 * 140, 128 * 250}}, 0, 1));
 }
 
 void check_gates(Blocks b, double hard = 0) {

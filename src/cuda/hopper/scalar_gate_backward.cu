@@ -228,8 +228,8 @@ int32_t launch_scalar_gate_backward(const void* problem, const Limits&, char* sc
 
 int32_t load_scalar_gate_backward() {
   if (!is_hopper()) return LLA_OK;
-  for (const auto load : {load_factors, load_block_nodes, load_node_readers, load_node_gradients, load_row_gradients,
-                          load_column_gradients, load_block_flows}) {
+  for (const auto load : {load_factors, load_block_nodes, load_node_readers, load_state_gradients, load_node_gradients,
+                          load_row_gradients, load_column_gradients, load_block_flows}) {
     const int32_t status = load();
     if (status != LLA_OK) return status;
   }

@@ -6,7 +6,8 @@
 // c, the node that ends before block (c >> u) << u, if it is of this call. Kernels, in order:
 //   factors   scalar_gate_factors.cu          factors of the rows of each block and head, decays between nodes
 //   nodes     scalar_gate_block_nodes.cu      contents of all nodes
-//   readers   scalar_gate_node_readers.cu     gradient of each node from the rows that read it
+//   readers   scalar_gate_node_readers.cu     gradient of each node from the rows that read it; linear, with what comes by
+//             scalar_gate_state_gradients.cu  later states of its segment
 //   down      scalar_gate_node_gradients.cu   ... and from the node that takes it in: then it is that of the block itself,
 //   too rows      scalar_gate_row_gradients.cu    dq, dlambda, what rows read columns   scalar_gate_column_gradients.cu dk,
 //   dv, dwrite, what others read of rows flows     scalar_gate_block_flows.cu      dgate, sums of dq and dk over parts of a
@@ -24,6 +25,10 @@ constexpr int kBundle = 8;        // heads of a group whose dq and dk one block 
 constexpr int kMostEntries = 16;  // nodes that a block reads at most: sequences have up to 2^21 rows
 // Readers of a node go in pieces of so many blocks, aligned; of nodes of higher levels, their sums are put together later.
 constexpr int kPieceLog = 5, kPiece = 1 << kPieceLog;
+constexpr int kFlowPlace = 8;  // in BlockFactors::newer
+// Linear: states and their gradients are sums within aligned segments of so many blocks first; then what crosses segments is
+// added.
+constexpr int kSegmentLog = 7, kSegment = 1 << kSegmentLog;
 
 // What rows and sources of one block and head need. Log-linear: behind it lies λ[level or kInnerLevels + 1 + entry][128],
 // for the levels within the block, then the nodes that the block reads, entries in order of levels; zero where a row has no
@@ -32,10 +37,11 @@ struct BlockFactors {
   // [l - 1][r]: rows whose bit l - 1 is set: scale times the decay from the middle of the pair's bucket into the row; the
   // others: the decay from the row to that middle.
   float level[kInnerLevels][kBlock];
-  float start[kBlock];        // scale times the decay from the block's start into the row
-  float write[kBlock];        // strength
-  float fold[kBlock];         // decay from the row to the block's end
-  float newer[kMostEntries];  // of an entry: decay from the node's end to the block's start
+  float start[kBlock];  // scale times the decay from the block's start into the row
+  float write[kBlock];  // strength
+  float fold[kBlock];   // decay from the row to the block's end
+  float
+      newer[kMostEntries];  // of an entry: decay from the node's end to the block's start; linear: flows from kFlowPlace on
 
   LLA_HOST_DEVICE static int64_t bytes(int64_t entries, bool linear) {
     return static_cast<int64_t>(sizeof(BlockFactors)) + (linear ? 0 : (kInnerLevels + 1 + entries) * kBlock * 4);
@@ -100,6 +106,8 @@ struct BackwardParameters {
   }
   // [128]: flow of what others read of a row, in the place of factors that nobody needs after the readers of nodes.
   LLA_HOST_DEVICE float* row_others(int64_t slot) const { return factors(slot)->start; }
+  // Aligned runs of 2^log blocks that a sequence touches at most.
+  LLA_HOST_DEVICE int64_t runs(int log) const { return (blocks + (int64_t{2} << log) - 2) >> log; }
   // Levels of nodes above kPieceLog in sequences that end at `length` at most, and places of pieces of a batch.
   static int piece_levels_of(int64_t length, bool linear) {
     int levels = 0;
@@ -191,6 +199,7 @@ __device__ __forceinline__ bool find_block(const BackwardParameters& in, int64_t
 int32_t launch_factors(const BackwardParameters& in, void* stream);
 int32_t launch_block_nodes(const BackwardParameters& in, int key_dim, void* stream);
 int32_t launch_node_readers(const BackwardParameters& in, int key_dim, void* stream);
+int32_t launch_state_gradients(const BackwardParameters& in, int key_dim, void* stream);  // linear
 int32_t launch_node_gradients(const BackwardParameters& in, int key_dim, void* stream);
 int32_t launch_row_gradients(const BackwardParameters& in, int key_dim, void* stream);
 int32_t launch_column_gradients(const BackwardParameters& in, int key_dim, void* stream);
@@ -201,6 +210,7 @@ int32_t launch_part_sums(const BackwardParameters& in, const View& to, const flo
 int32_t load_factors();
 int32_t load_block_nodes();
 int32_t load_node_readers();
+int32_t load_state_gradients();
 int32_t load_node_gradients();
 int32_t load_row_gradients();
 int32_t load_column_gradients();

@@ -4,7 +4,7 @@
 // A first launch folds blocks, one block of threads a run of kRun of them for two heads of a group, and joins nodes within
 // the run. A warp has the same 16 rows of every node, so that joins need no other warp: it keeps its rows of the latest node
 // of each level in shared memory. A second launch, few elements a thread, joins what reaches beyond a run. Linear layers:
-// the first launch folds alone, the second goes along the states.
+// a run is a segment of one head, along which the state stays in registers; a second launch adds what crosses segments.
 #include <algorithm>
 
 #include "cuda/hopper/capability.h"
@@ -56,12 +56,12 @@ struct Run {
   int64_t slot = 0;  // of block `from` and the first head
 };
 
-// Runs that a sequence touches at most.
-LLA_HOST_DEVICE inline int64_t runs_of(const BackwardParameters& in) { return (in.blocks + 2 * kRun - 2) >> kRunLog; }
+// Linear: a run is a segment.
+LLA_HOST_DEVICE inline int run_log(const BackwardParameters& in) { return in.linear ? kSegmentLog : kRunLog; }
 
 template <int kHeads>
 LLA_HOST_DEVICE int64_t fold_tasks(const BackwardParameters& in) {
-  return in.batch.count * runs_of(in) * in.part_count * ((in.bundle + kHeads - 1) / kHeads);
+  return in.batch.count * in.runs(run_log(in)) * in.part_count * ((in.bundle + kHeads - 1) / kHeads);
 }
 
 template <int kHeads>
@@ -74,11 +74,11 @@ __device__ __forceinline__ bool find_run(const BackwardParameters& in, int64_t t
   const int64_t n = task / shares / in.part_count;
   BlockOfRows block;  // of the sequence, the first
   if (run->heads <= 0 || !find_block(in, n % in.batch.count * in.blocks, &block)) return false;
-  const int begin = ((block.first >> kRunLog) + static_cast<int>(n / in.batch.count)) << kRunLog;
+  const int log = run_log(in), begin = ((block.first >> log) + static_cast<int>(n / in.batch.count)) << log;
   run->first = block.first;
   run->lo = block.lo;
   run->from = max(block.first, begin);
-  run->to = min(block.end - 1, begin + kRun);
+  run->to = min(block.end - 1, begin + (1 << log));
   run->row = block.row + (run->from - block.first) * kBlock;
   run->slot = in.slot(block.place_of(run->from), run->number);
   return run->from < run->to;
@@ -134,6 +134,7 @@ struct BlockFold {
   Shared* shared;
   const int head, warp, lane;  // head: of those that go together; warp: of the head's
   Turn turn;
+  Sums sums;  // linear: the state
 
   // Whether the block's node, of level `level`, takes in the run's latest one of level j.
   __device__ __forceinline__ bool joins(const Run& run, int block, int level, int j) const {
@@ -143,11 +144,12 @@ struct BlockFold {
   __device__ __forceinline__ void run_block(const Run& run, int block) {
     const int level = kLinear ? 0 : trailing_ones_of_block(block);
     const int64_t slot = run.slot + (block - run.from) * in.head_count + head;
-    // Nodes that are joined end 2^j blocks before.
+    // Nodes that are joined end 2^j blocks before; linear: the state before, j = 0.
     float decay[kRunLog];
 #pragma unroll
     for (int j = 0; j < kRunLog; ++j) {
-      decay[j] = joins(run, block, level, j) ? in.up[slot - (in.head_count << j)] : 0.0f;
+      const bool there = kLinear ? j == 0 && block > run.from && head < run.heads : joins(run, block, level, j);
+      decay[j] = there ? in.up[slot - (in.head_count << j)] : 0.0f;
     }
     auto& stage = shared->stages[turn.index];
     wait(&shared->full[turn.index], turn.phase);
@@ -162,12 +164,16 @@ struct BlockFold {
       turn.next(Shared::kStages);
       return;
     }
-    Sums sums;
     uint32_t keys[kFoldSteps][4];
     load_folded<typename Shared::RowTile>(keys, shared_address(stage.k), 16 * warp, shared->fold[turn.index][head], lane);
-    make_fresh(sums);
+    if constexpr (kLinear) {
+#pragma unroll
+      for (float& sum : sums) sum *= decay[0];
+    } else {
+      make_fresh(sums);
+    }
     fence_products(sums);
-    issue_fold<typename Shared::ValueTile>(sums, keys, shared_address(stage.v[head]), false);
+    issue_fold<typename Shared::ValueTile>(sums, keys, shared_address(stage.v[head]), kLinear);
     wait_products<0>(sums);
 #pragma unroll
     for (int i = 0; i < kFoldSteps; ++i) pin(keys[i]);
@@ -196,6 +202,10 @@ struct BlockFold {
     for (int64_t task = blockIdx.x; task < fold_tasks<kHeads>(in); task += gridDim.x) {
       Run run;
       if (!find_run<kHeads>(in, task, &run)) continue;
+      if constexpr (kLinear) {
+#pragma unroll
+        for (float& sum : sums) sum = 0;
+      }
 #pragma unroll 1
       for (int block = run.from; block < run.to; ++block) run_block(run, block);
     }
@@ -224,7 +234,7 @@ __global__ void __launch_bounds__(kFoldThreads<kKeyDim, kHeads>, 1)
     if (warp == kHeads * kWarps) bring_blocks<kKeyDim, kHeads>(in, shared);
   } else {
     if constexpr (kMoves) take_registers<kGroupRegisters[0]>();
-    BlockFold<kKeyDim, kHeads, kLinear>{in, shared, warp / kWarps, warp % kWarps, lane, {}}.run();
+    BlockFold<kKeyDim, kHeads, kLinear>{in, shared, warp / kWarps, warp % kWarps, lane, {}, {}}.run();
   }
 }
 
@@ -263,50 +273,32 @@ __global__ void __launch_bounds__(32 * kMostJoinWarps)
   }
 }
 
-// Linear: turns folded blocks into states. A round: each warp takes the next kWalkSteps blocks, and begins with what the
-// warps before it leave.
+// Linear: adds what the segments before leave to the states of a segment.
 __global__ void __launch_bounds__(32 * kWalkWarps)
-    walk_states(const __grid_constant__ BackwardParameters in, int64_t node_size, int64_t tasks) {
-  __shared__ Elements sums[kWalkWarps][32];
-  __shared__ float decays[kWalkWarps];
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int warps = static_cast<int>(blockDim.x) / 32;
+    carry_states(const __grid_constant__ BackwardParameters in, int64_t node_size, int64_t tasks) {
+  __shared__ float decays[kSegment];
+  const int warp = static_cast<int>(threadIdx.x) / 32;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     Walk walk;
     if (!walk.find(in, task, node_size)) continue;
     const int first = walk.first.first, end = walk.first.end - 1;
-    Elements state = {};  // before the round
-    for (int begin = first; begin < end; begin += warps * kWalkSteps) {
-      const int from = begin + warp * kWalkSteps;
-      uint4 fold[kWalkSteps];
-      float decay[kWalkSteps];
-#pragma unroll
-      for (int i = 0; i < kWalkSteps; ++i) {
-        const bool there = from + i < end;
-        fold[i] = there ? *walk.at(in.nodes_memory, walk.slot(in, from + i)) : make_uint4(0, 0, 0, 0);
-        decay[i] = there && from + i > first ? in.up[walk.slot(in, from + i - 1)] : 1.0f;
-      }
-      Elements sum = {};
-      float product = 1;
-#pragma unroll
-      for (int i = 0; i < kWalkSteps; ++i) {
-        sum.step(decay[i], fold[i]);
-        product *= decay[i];
-      }
-      sums[warp][lane] = sum;
-      if (lane == 0) decays[warp] = product;
+    int begin = ((first >> kSegmentLog) + 1) << kSegmentLog;
+    if (begin >= end) continue;
+    Elements carry = {};
+    carry.add(1, *walk.at(in.nodes_memory, walk.slot(in, begin - 1)));
+    for (; begin < end; begin += kSegment) {
+      const int count = min(kSegment, end - begin);
+      if (warp == 0) walk.put_decays(in, begin - 1, count, false, decays);
+      const uint4 last = *walk.at(in.nodes_memory, walk.slot(in, begin + count - 1));
       __syncthreads();
-      Elements own = state;
-#pragma unroll 1
-      for (int w = 0; w < warps; ++w) {
-        if (w == warp) own = state;
-        state.pass(decays[w], sums[w][lane]);
+#pragma unroll 4
+      for (int i = warp; i < count; i += kWalkWarps) {
+        uint4* at = walk.at(in.nodes_memory, walk.slot(in, begin + i));
+        Elements sum = carry;
+        sum.step(decays[i], *at);
+        *at = sum.packed();
       }
-#pragma unroll
-      for (int i = 0; i < kWalkSteps; ++i) {
-        own.step(decay[i], fold[i]);
-        if (from + i < end) *walk.at(in.nodes_memory, walk.slot(in, from + i)) = own.packed();
-      }
+      carry.step(decays[count - 1], last);
       __syncthreads();
     }
   }
@@ -314,20 +306,28 @@ __global__ void __launch_bounds__(32 * kWalkWarps)
 
 template <int kKeyDim, int kHeads>
 int32_t launch_folds(const BackwardParameters& in, void* stream) {
-  return launch(in.linear ? fold_blocks<kKeyDim, kHeads, true> : fold_blocks<kKeyDim, kHeads, false>,
-                std::min<int64_t>(fold_tasks<kHeads>(in), multiprocessors()), kFoldThreads<kKeyDim, kHeads>,
+  auto* kernel = fold_blocks<kKeyDim, kHeads, false>;
+  if constexpr (kHeads == 1) {
+    if (in.linear) kernel = fold_blocks<kKeyDim, kHeads, true>;
+  }
+  return launch(kernel, std::min<int64_t>(fold_tasks<kHeads>(in), multiprocessors()), kFoldThreads<kKeyDim, kHeads>,
                 sizeof(FoldShared<kKeyDim, kHeads>), stream, in);
 }
 
 }  // namespace
 
 int32_t launch_block_nodes(const BackwardParameters& in, int key_dim, void* stream) {
-  const int32_t status = in.bundle == 1  ? key_dim == 64 ? launch_folds<64, 1>(in, stream) : launch_folds<128, 1>(in, stream)
-                          : key_dim == 64 ? launch_folds<64, 2>(in, stream)
-                                         : launch_folds<128, 2>(in, stream);
+  // Linear: segments are long, and there are few of them.
+  const bool alone = in.bundle == 1 || in.linear;
+  const int32_t status = key_dim == 64 ? alone ? launch_folds<64, 1>(in, stream) : launch_folds<64, 2>(in, stream)
+                         : alone ? launch_folds<128, 1>(in, stream)
+                                       : launch_folds<128, 2>(in, stream);
   if (status != LLA_OK) return status;
   const int64_t size = int64_t{key_dim} * kColumns, tasks = in.batch.count * in.head_count * (size / kWarpElements);
-  if (in.linear) return in.blocks > 1 ? launch(walk_states, tasks, 32 * walk_warps(in), 0, stream, in, size, tasks) : LLA_OK;
+  if (in.linear) {
+    const bool crosses = in.batch.most_length > int64_t{kSegment} << kBlockLog;
+    return crosses ? launch(carry_states, tasks, 32 * kWalkWarps, 0, stream, in, size, tasks) : LLA_OK;
+  }
   // A block whose number ends with more ones than a run's must be followed by another one.
   if (in.batch.most_length <= (2 * kRun) << kBlockLog) return LLA_OK;
   const int warps = in.blocks > kFewBlocks ? kMostJoinWarps : kFewJoinWarps;
@@ -336,12 +336,11 @@ int32_t launch_block_nodes(const BackwardParameters& in, int key_dim, void* stre
 
 int32_t load_block_nodes() {
   int32_t status = LLA_OK;
-  for (auto* kernel :
-       {fold_blocks<64, 1, true>, fold_blocks<64, 1, false>, fold_blocks<64, 2, true>, fold_blocks<64, 2, false>,
-        fold_blocks<128, 1, true>, fold_blocks<128, 1, false>, fold_blocks<128, 2, true>, fold_blocks<128, 2, false>}) {
+  for (auto* kernel : {fold_blocks<64, 1, true>, fold_blocks<64, 1, false>, fold_blocks<64, 2, false>,
+                       fold_blocks<128, 1, true>, fold_blocks<128, 1, false>, fold_blocks<128, 2, false>}) {
     if (status == LLA_OK) status = load_kernel(kernel);
   }
-  for (auto* kernel : {join_runs, walk_states}) {
+  for (auto* kernel : {join_runs, carry_states}) {
     if (status == LLA_OK) status = load_kernel(kernel);
   }
   return status;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scalar gate backward on Hopper: the gradient of each node from those of the nodes that take it in, besides its readers;
 // the flow through it.
+#include "cuda/common/reduce.h"
 #include "cuda/hopper/scalar_gate_backward.h"
 #include "cuda/hopper/scalar_gate_fragments.h"
 #include "cuda/hopper/scalar_gate_walk.h"
@@ -142,73 +143,38 @@ __global__ void __launch_bounds__(kDownThreads, 2)
   }
 }
 
-// The sums over the warp of kWalkSteps numbers a lane: lane 4 i has number i's.
-__device__ __forceinline__ float sum_steps(float (&x)[kWalkSteps]) {
-  static_assert(kWalkSteps == 8, "three halvings");
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-  for (int half = 4; half >= 1; half /= 2) {
-    const bool upper = (lane & (4 * half)) != 0;
-#pragma unroll
-    for (int i = 0; i < half; ++i) {
-      const float keep = upper ? x[half + i] : x[i], give = upper ? x[i] : x[half + i];
-      x[i] = keep + __shfl_xor_sync(kAllLanes, give, 4 * half);
-    }
-  }
-  x[0] += __shfl_xor_sync(kAllLanes, x[0], 2);
-  return x[0] + __shfl_xor_sync(kAllLanes, x[0], 1);
-}
-
-// Linear: from the newest state to the oldest. A round: each warp takes kWalkSteps blocks, the first warp the newest ones,
-// and begins with what the warps before it leave. Flows go to row_others(), which nobody needs yet.
+// Linear: adds what the segments behind leave to the gradients of a segment's states; the flow through it goes to
+// row_others(), which nobody needs yet.
 __global__ void __launch_bounds__(32 * kWalkWarps)
-    walk_back(const __grid_constant__ BackwardParameters in, int64_t node_size, int64_t tasks) {
-  __shared__ Elements sums[kWalkWarps][32];
-  __shared__ float decays[kWalkWarps];
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int warps = static_cast<int>(blockDim.x) / 32;
+    carry_gradients(const __grid_constant__ BackwardParameters in, int64_t node_size, int64_t tasks) {
+  __shared__ float decays[kSegment];
+  const int warp = static_cast<int>(threadIdx.x) / 32;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     Walk walk;
     if (!walk.find(in, task, node_size)) continue;
-    const int first = walk.first.first;
-    Elements gradient = {};  // of the state after the round
-    for (int end = walk.first.end - 1; end > first; end -= warps * kWalkSteps) {
-      const int from = end - (warp + 1) * kWalkSteps;  // step i: block from + i
-      uint4 own[kWalkSteps], node[kWalkSteps];
-      float up[kWalkSteps];
-#pragma unroll
-      for (int i = 0; i < kWalkSteps; ++i) {
-        const bool there = from + i >= first;
-        const int64_t slot = there ? walk.slot(in, from + i) : 0;
-        own[i] = there ? *walk.at(in.grads_memory, slot) : make_uint4(0, 0, 0, 0);
-        node[i] = there ? *walk.at(in.nodes_memory, slot) : make_uint4(0, 0, 0, 0);
-        up[i] = there ? in.up[slot] : 1.0f;
-      }
-      Elements sum = {};
-      float product = 1;
-#pragma unroll
-      for (int i = kWalkSteps - 1; i >= 0; --i) {
-        sum.step(up[i], own[i]);
-        product *= up[i];
-      }
-      sums[warp][lane] = sum;
-      if (lane == 0) decays[warp] = product;
+    const int first = walk.first.first, last = walk.first.end - 2;
+    int behind = last >> kSegmentLog << kSegmentLog;  // first block of the segment behind
+    if (behind <= first) continue;
+    Elements carry = {};
+    carry.add(1, *walk.at(in.grads_memory, walk.slot(in, behind)));
+    while (behind > first) {
+      const int begin = max(first, behind - kSegment), count = behind - begin;
+      if (warp == 0) walk.put_decays(in, begin, count, true, decays);
+      const uint4 next = *walk.at(in.grads_memory, walk.slot(in, begin));
       __syncthreads();
-#pragma unroll 1
-      for (int w = 0; w < warps; ++w) {
-        if (w == warp) sum = gradient;
-        gradient.pass(decays[w], sums[w][lane]);
+#pragma unroll 2
+      for (int i = warp; i < count; i += kWalkWarps) {
+        const int64_t slot = walk.slot(in, begin + i);
+        uint4* at = walk.at(in.grads_memory, slot);
+        const uint4 own = *at, node = *walk.at(in.nodes_memory, slot);
+        const float flow = warp_sum(decays[i] * carry.dot(node));
+        Elements sum = carry;
+        sum.step(decays[i], own);
+        *at = sum.packed();
+        if (threadIdx.x % 32 == 0) in.row_others(slot)[walk.piece()] = flow;
       }
-      float flow[kWalkSteps];
-#pragma unroll
-      for (int i = kWalkSteps - 1; i >= 0; --i) {
-        flow[i] = up[i] * sum.dot(node[i]);
-        sum.step(up[i], own[i]);
-        if (from + i >= first) *walk.at(in.grads_memory, walk.slot(in, from + i)) = sum.packed();
-      }
-      const float of_step = sum_steps(flow);
-      const int block = from + lane / 4;
-      if (lane % 4 == 0 && block >= first) in.row_others(walk.slot(in, block))[walk.piece()] = of_step;
+      carry.step(decays[0], next);
+      behind = begin;
       __syncthreads();
     }
   }
@@ -224,6 +190,10 @@ __global__ void __launch_bounds__(kFlowThreads)
   if (n >= count || !find_block(in, n / in.head_count, &block) || !block.makes) return;
   const int64_t slot = in.slot(block.place, in.head_begin + static_cast<int>(n % in.head_count));
   float flow = 0;
+  if (in.linear) {  // what the segment's own states get, then what comes from segments behind
+    for (int i = kFlowPlace; i < kMostEntries; ++i) flow += in.factors(slot)->newer[i];
+    if (block.block >> kSegmentLog == (block.end - 2) >> kSegmentLog) pieces = 0;
+  }
   for (int i = 0; i < pieces; ++i) flow += in.row_others(slot)[i];
   in.through[slot] = flow;
 }
@@ -237,7 +207,8 @@ int32_t launch_node_gradients(const BackwardParameters& in, int key_dim, void* s
   const int64_t walks = in.batch.count * in.head_count * pieces;
   int32_t status = LLA_OK;
   if (in.linear) {
-    status = launch(walk_back, walks, 32 * walk_warps(in), 0, stream, in, size, walks);
+    if (in.batch.most_length > int64_t{kSegment} << kBlockLog)
+      status = launch(carry_gradients, walks, 32 * kWalkWarps, 0, stream, in, size, walks);
   } else {
     for (int shift = 2 * kWindowLog; shift >= 0 && status == LLA_OK; shift -= kWindowLog) {
       if ((in.batch.most_length - 1) >> kBlockLog < int64_t{1} << shift) continue;
@@ -251,7 +222,7 @@ int32_t launch_node_gradients(const BackwardParameters& in, int key_dim, void* s
 
 int32_t load_node_gradients() {
   int32_t status = load_kernel(walk_down);
-  if (status == LLA_OK) status = load_kernel(walk_back);
+  if (status == LLA_OK) status = load_kernel(carry_gradients);
   return status == LLA_OK ? load_kernel(sum_flows) : status;
 }
 

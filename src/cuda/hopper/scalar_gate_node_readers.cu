@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalar gate backward on Hopper: the gradient of each node from the rows that read it.
+// Scalar gate backward on Hopper, log-linear: the gradient of each node from the rows that read it.
 #include <algorithm>
 
 #include "cuda/common/reduce.h"
 #include "cuda/hopper/capability.h"
 #include "cuda/hopper/register_budget.h"
 #include "cuda/hopper/scalar_gate_backward.h"
-#include "cuda/hopper/scalar_gate_multiply.h"
+#include "cuda/hopper/scalar_gate_transposed.h"
 #include "cuda/hopper/tile_rows.h"
 
 namespace lla::cuda::hopper {
@@ -15,7 +15,7 @@ namespace {
 
 // Tasks, those of the highest levels first: a level's pieces of blocks that read nodes, for each sequence.
 struct ReaderPlan {
-  int levels = 0;       // log-linear: of nodes
+  int levels = 0;       // of nodes
   int pieces[16] = {};  // of a level and sequence at most
   int sequences = 0;
   int chunks = 0, chunks_of_part = 0;  // of heads
@@ -50,22 +50,15 @@ __device__ __forceinline__ bool find_task(const BackwardParameters& in, const Re
   if (!find_block(in, b * in.blocks, &block)) return false;
   to->row = block.row_begin - block.position;
   to->level = u;
-  int node;
-  if (in.linear) {
-    node = block.first + piece;
-    to->from = node + 1;
-    to->to = min(node + 2, block.end);
-  } else {
-    // Blocks that read nodes of level u have bit u: pieces of 2^s blocks have bit t.
-    const int s = min(u, kPieceLog), t = u - s;
-    const int x = (block.first >> (u + 1) << (t + 1)) + (piece >> t << (t + 1)) + (1 << t) + (piece & ((1 << t) - 1));
-    to->from = x << s;
-    to->to = min((x + 1) << s, block.end);
-    node = (x >> t << u) - 1;
-    to->piece_place = u <= kPieceLog ? -1
-                                     : static_cast<int>((block.row_begin >> (kBlockLog + kPieceLog)) + 2 * b) + x -
-                                           (block.first >> kPieceLog);
-  }
+  // Blocks that read nodes of level u have bit u: pieces of 2^s blocks have bit t.
+  const int s = min(u, kPieceLog), t = u - s;
+  const int x = (block.first >> (u + 1) << (t + 1)) + (piece >> t << (t + 1)) + (1 << t) + (piece & ((1 << t) - 1));
+  to->from = x << s;
+  to->to = min((x + 1) << s, block.end);
+  const int node = (x >> t << u) - 1;
+  to->piece_place = u <= kPieceLog ? -1
+                                   : static_cast<int>((block.row_begin >> (kBlockLog + kPieceLog)) + 2 * b) + x -
+                                         (block.first >> kPieceLog);
   if (node < block.first || to->from >= to->to) return false;
   to->last = min(kBlock, block.position + block.rows - ((to->to - 1) << kBlockLog));
   to->node_place = static_cast<int>(block.place_of(node));
@@ -80,8 +73,7 @@ __device__ __forceinline__ int task_of_round(int round) {
 }
 
 constexpr int kReaderStages = 2;
-constexpr uint32_t kStagingBytes = 1024;  // of a warp
-constexpr int kTaskTurns = 2;             // tasks that are known ahead
+constexpr int kTaskTurns = 2;  // tasks that are known ahead
 
 template <int kKeyDim, int kHeads>
 struct ReaderLayout {
@@ -103,37 +95,6 @@ struct ReaderBarriers {
   Barrier task_full[kTaskTurns], task_free[kTaskTurns];
 };
 static_assert(sizeof(ReaderBarriers) <= 64, "place is kept for them");
-
-// Stores the transposed sum of a node's gradient [dv][dk], as bf16 [dk][64].
-template <int kKeyDim>
-__device__ __forceinline__ void store_node(unsigned short* node, const float (&sums)[kKeyDim / 2], char* staging) {
-  const int warp = static_cast<int>(threadIdx.x) / 32 % 4, lane = static_cast<int>(threadIdx.x) % 32;
-  const uint32_t address = shared_address(staging);
-  const auto place = [](int row, int chunk) { return static_cast<uint32_t>(row * 32 + ((chunk ^ (row >> 2 & 1)) * 16)); };
-  const Place at = block_row_transposed(lane);
-  // 32 keys, 16 columns of values: sectors of memory.
-#pragma unroll
-  for (int keys = 0; keys < kKeyDim; keys += 32) {
-#pragma unroll
-    for (int side = 0; side < 2; ++side) {
-      uint32_t pairs[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int e = keys / 2 + 8 * side + 2 * i;
-        pairs[i] = pack<Half::kBf16>(sums[e], sums[e + 1]);
-      }
-      store_matrices<true>(address + place(16 * side + at.row, at.column / 8), pairs);
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = 16 * i + lane / 2, chunk = lane % 2;
-      reinterpret_cast<uint4*>(node + (keys + row) * kColumns + 16 * warp)[chunk] =
-          *reinterpret_cast<const uint4*>(staging + place(row, chunk));
-    }
-    __syncwarp();
-  }
-}
 
 // Where the warpgroup of a head leaves its sums of a piece: [i / 4][thread][4].
 template <int kKeyDim>
@@ -171,39 +132,15 @@ struct NodeReaders {
 
   // With which a row of a block reads the node: this thread's. Fetched ahead.
   struct Weight {
-    float start = 0, newer = 0, lambda = 1;
+    float start = 0, newer = 0, lambda = 0;
   };
   __device__ __forceinline__ Weight fetch(const char* readers, int block, int level) const {
-    Weight weight;
     const auto* reader = reinterpret_cast<const BlockFactors*>(readers);
-    const int entry = in.linear ? 0 : __popcll(static_cast<uint32_t>(block) & ((uint32_t{1} << level) - 1));
-    weight.start = reader->start[thread];
-    weight.newer = reader->newer[entry];
-    if (!in.linear) weight.lambda = reader->lambda(kInnerLevels + 1 + entry)[thread];
-    return weight;
+    const int entry = __popcll(static_cast<uint32_t>(block) & ((uint32_t{1} << level) - 1));
+    return {reader->start[thread], reader->newer[entry], reader->lambda(kInnerLevels + 1 + entry)[thread]};
   }
   __device__ __forceinline__ const char* readers_of(const ReaderTask& task) const {
     return reinterpret_cast<const char*>(in.factors(in.slot(task.from_place, task.head + number)));
-  }
-
-  // dy, transposed, times the rows' weights: two steps of depth.
-  __device__ __forceinline__ void load_weighted(const float* weights, int first, uint32_t (&values)[2][4]) const {
-    const Place at = block_row_transposed(lane);
-    const uint32_t from = shared_address(dy()) + ValueTile::offset(at.row, 16 * warp + at.column);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = kDepthStep * (first + i);
-      load_matrices<true>(values[i], from + row * kSwizzleRow);  // whole atoms on: the same place of the pattern
-#pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        const float2 weight = *reinterpret_cast<const float2*>(&weights[row + 8 * side + 2 * (lane % 4)]);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          uint32_t& pair = values[i][2 * side + h];
-          pair = pack<Half::kBf16>(low_of(pair) * weight.x, high_of(pair) * weight.y);
-        }
-      }
-    }
   }
 
   // While two steps are multiplied, the next two are made ready: there are no registers for more.
@@ -215,7 +152,7 @@ struct NodeReaders {
     for (int step = 0; step < kSteps; step += 2) {
       uint32_t(&pair)[2][4] = values[step / 2 % 2];
       if (step >= 4) wait_products<1>(pair[0], pair[1]);
-      load_weighted(weights, step, pair);
+      load_weighted<ValueTile>(shared_address(dy()), weights, step, warp, lane, pair);
       fence_products(pair[0], pair[1]);
 #pragma unroll
       for (int i = 0; i < 2; ++i)
@@ -404,15 +341,10 @@ int32_t launch_readers(const BackwardParameters& in, void* stream) {
   plan.sequences = static_cast<int>(in.batch.count);
   const int blocks = static_cast<int>(in.blocks);
   int64_t pieces = 0;
-  if (in.linear) {
-    plan.levels = 1;
-    pieces = plan.pieces[0] = blocks;
-  } else {
-    for (int64_t n = (in.batch.most_length - 1) >> kBlockLog; n > 0; n >>= 1, ++plan.levels) {
-      const int s = std::min(plan.levels, kPieceLog), t = plan.levels - s;
-      plan.pieces[plan.levels] = ((blocks >> (plan.levels + 1)) + 2) << t;
-      pieces += plan.pieces[plan.levels];
-    }
+  for (int64_t n = (in.batch.most_length - 1) >> kBlockLog; n > 0; n >>= 1, ++plan.levels) {
+    const int s = std::min(plan.levels, kPieceLog), t = plan.levels - s;
+    plan.pieces[plan.levels] = ((blocks >> (plan.levels + 1)) + 2) << t;
+    pieces += plan.pieces[plan.levels];
   }
   const int64_t tasks = pieces * in.batch.count * plan.chunks;
   if (tasks >= int64_t{1} << 30) return LLA_INTERNAL;
@@ -432,6 +364,7 @@ int32_t launch_readers(const BackwardParameters& in, void* stream) {
 
 int32_t launch_node_readers(const BackwardParameters& in, int key_dim, void* stream) {
   if (in.blocks < 2) return LLA_OK;  // no nodes
+  if (in.linear) return launch_state_gradients(in, key_dim, stream);
   if (in.bundle == 1) return key_dim == 64 ? launch_readers<64, 1>(in, stream) : launch_readers<128, 1>(in, stream);
   return key_dim == 64 ? launch_readers<64, 4>(in, stream) : launch_readers<128, 4>(in, stream);
 }

@@ -8,14 +8,7 @@
 namespace lla::cuda::hopper {
 
 constexpr int kLaneElements = 8, kWarpElements = 32 * kLaneElements;
-// Linear: a round of a walk is kWalkSteps blocks for each warp. Sums are put together warp by warp, so that bits do not know
-// how many there are: short sequences have work for few.
-constexpr int kWalkWarps = 8, kWalkSteps = 8;
-
-inline int walk_warps(const BackwardParameters& in) {
-  const int64_t warps = (in.blocks + kWalkSteps - 1) / kWalkSteps;
-  return warps < kWalkWarps ? static_cast<int>(warps) : kWalkWarps;
-}
+constexpr int kWalkWarps = 8;
 
 struct Elements {
   float x[kLaneElements];
@@ -36,11 +29,6 @@ struct Elements {
       x[2 * i] = fmaf(factor, x[2 * i], low_of(words[i]));
       x[2 * i + 1] = fmaf(factor, x[2 * i + 1], high_of(words[i]));
     }
-  }
-  // *this times factor, plus other sums.
-  __device__ __forceinline__ void pass(float factor, const Elements& sums) {
-#pragma unroll
-    for (int i = 0; i < kLaneElements; ++i) x[i] = fmaf(factor, x[i], sums.x[i]);
   }
   // Of the products with what is given.
   __device__ __forceinline__ float dot(const uint4& pairs) const {
@@ -76,6 +64,34 @@ struct Walk {
     return reinterpret_cast<uint4*>(nodes + slot * size + element);
   }
   __device__ __forceinline__ int piece() const { return static_cast<int>(element / kWarpElements); }
+
+  // Linear, by a warp: decays [i] over blocks begin ... begin + i of their states, or, from the end, over those from begin +
+  // i on.
+  __device__ __forceinline__ void put_decays(const BackwardParameters& in, int begin, int count, bool from_end,
+                                             float* to) const {
+    static_assert(kSegment == 128, "four for each lane");
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    float x[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int n = 4 * lane + i;
+      x[i] = n < count ? in.up[slot(in, from_end ? begin + count - 1 - n : begin + n)] : 1.0f;
+      if (i > 0) x[i] *= x[i - 1];
+    }
+    float before = x[3];
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const float other = __shfl_up_sync(kAllLanes, before, d);
+      if (lane >= d) before *= other;
+    }
+    before = __shfl_up_sync(kAllLanes, before, 1);
+    if (lane == 0) before = 1;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int n = 4 * lane + i;
+      if (n < count) to[from_end ? count - 1 - n : n] = before * x[i];
+    }
+  }
 };
 
 }  // namespace lla::cuda::hopper
