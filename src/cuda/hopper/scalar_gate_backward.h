@@ -28,7 +28,7 @@ constexpr int kPieceLog = 5, kPiece = 1 << kPieceLog;
 constexpr int kFlowPlace = 8;  // in BlockFactors::newer
 // Linear: states and their gradients are sums within aligned segments of so many blocks first; then what crosses segments is
 // added.
-constexpr int kSegmentLog = 7, kSegment = 1 << kSegmentLog;
+constexpr int kSegmentLog = 6, kSegment = 1 << kSegmentLog;
 
 // What rows and sources of one block and head need. Log-linear: behind it lies λ[level or kInnerLevels + 1 + entry][128],
 // for the levels within the block, then the nodes that the block reads, entries in order of levels; zero where a row has no

@@ -134,6 +134,7 @@ struct BlockFold {
   Shared* shared;
   const int head, warp, lane;  // head: of those that go together; warp: of the head's
   Turn turn;
+  Turn tiles;
   Sums sums;  // linear: the state
 
   // Whether the block's node, of level `level`, takes in the run's latest one of level j.
@@ -141,15 +142,15 @@ struct BlockFold {
     return j < level && block - (1 << j) >= run.first && head < run.heads;
   }
 
-  __device__ __forceinline__ void run_block(const Run& run, int block) {
+  // state_decay: linear, over the block.
+  __device__ __forceinline__ void run_block(const Run& run, int block, float state_decay) {
     const int level = kLinear ? 0 : trailing_ones_of_block(block);
     const int64_t slot = run.slot + (block - run.from) * in.head_count + head;
-    // Nodes that are joined end 2^j blocks before; linear: the state before, j = 0.
+    // Nodes that are joined end 2^j blocks before.
     float decay[kRunLog];
 #pragma unroll
-    for (int j = 0; j < kRunLog; ++j) {
-      const bool there = kLinear ? j == 0 && block > run.from && head < run.heads : joins(run, block, level, j);
-      decay[j] = there ? in.up[slot - (in.head_count << j)] : 0.0f;
+    for (int j = 0; j < kRunLog && !kLinear; ++j) {
+      decay[j] = joins(run, block, level, j) ? in.up[slot - (in.head_count << j)] : 0.0f;
     }
     auto& stage = shared->stages[turn.index];
     wait(&shared->full[turn.index], turn.phase);
@@ -168,7 +169,7 @@ struct BlockFold {
     load_folded<typename Shared::RowTile>(keys, shared_address(stage.k), 16 * warp, shared->fold[turn.index][head], lane);
     if constexpr (kLinear) {
 #pragma unroll
-      for (float& sum : sums) sum *= decay[0];
+      for (float& sum : sums) sum *= state_decay;
     } else {
       make_fresh(sums);
     }
@@ -180,10 +181,11 @@ struct BlockFold {
     release(&shared->free[turn.index]);
     turn.next(Shared::kStages);
 #pragma unroll
-    for (int j = 0; j < kRunLog; ++j) {
+    for (int j = 0; j < kRunLog && !kLinear; ++j) {
       if (joins(run, block, level, j))
         add_node<NodeTile>(sums, shared_address(shared->nodes[head][j]), 16 * warp, decay[j], lane);
     }
+    if constexpr (kLinear) return store_state(slot);
     char* tile = shared->nodes[head][level < kRunLog ? level : kRunLog - 1];
     __syncwarp();
     store_node<NodeTile>(sums, shared_address(tile), 16 * warp, lane);
@@ -197,6 +199,22 @@ struct BlockFold {
     }
   }
 
+  // By the copy engine, from one tile after the other. That the one before the last has been read is known to all when they
+  // meet again, before they write there.
+  __device__ __forceinline__ void store_state(int64_t slot) {
+    char* tile = shared->nodes[0][tiles.index];
+    store_node<NodeTile>(sums, shared_address(tile), 16 * warp, lane);
+    fence_shared_writes();
+    sync_some(1, kThreads);
+    if (threadIdx.x == 0) {
+      store_box(&in.nodes, {0, static_cast<int32_t>(slot * kKeyDim)}, tile);
+      commit_stores();
+      wait_stores_read<1>();
+    }
+    static_assert(kRunLog == 3, "tiles in turn");
+    tiles.next(3);
+  }
+
   __device__ __forceinline__ void run() {
 #pragma unroll 1
     for (int64_t task = blockIdx.x; task < fold_tasks<kHeads>(in); task += gridDim.x) {
@@ -206,9 +224,15 @@ struct BlockFold {
 #pragma unroll
         for (float& sum : sums) sum = 0;
       }
+      float decay = 0;
 #pragma unroll 1
-      for (int block = run.from; block < run.to; ++block) run_block(run, block);
+      for (int block = run.from; block < run.to; ++block) {
+        const float next = kLinear ? in.up[run.slot + int64_t{block - run.from} * in.head_count] : 0.0f;
+        run_block(run, block, decay);
+        decay = next;
+      }
     }
+    if (kLinear && threadIdx.x == 0) wait_stores<0>();
   }
 };
 
@@ -234,7 +258,7 @@ __global__ void __launch_bounds__(kFoldThreads<kKeyDim, kHeads>, 1)
     if (warp == kHeads * kWarps) bring_blocks<kKeyDim, kHeads>(in, shared);
   } else {
     if constexpr (kMoves) take_registers<kGroupRegisters[0]>();
-    BlockFold<kKeyDim, kHeads, kLinear>{in, shared, warp / kWarps, warp % kWarps, lane, {}, {}}.run();
+    BlockFold<kKeyDim, kHeads, kLinear>{in, shared, warp / kWarps, warp % kWarps, lane, {}, {}, {}}.run();
   }
 }
 
@@ -291,12 +315,19 @@ __global__ void __launch_bounds__(32 * kWalkWarps)
       if (warp == 0) walk.put_decays(in, begin - 1, count, false, decays);
       const uint4 last = *walk.at(in.nodes_memory, walk.slot(in, begin + count - 1));
       __syncthreads();
-#pragma unroll 4
-      for (int i = warp; i < count; i += kWalkWarps) {
-        uint4* at = walk.at(in.nodes_memory, walk.slot(in, begin + i));
+      uint4 own[kWalkSteps];  // all on their way at once
+#pragma unroll
+      for (int n = 0; n < kWalkSteps; ++n) {
+        const int i = n * kWalkWarps + warp;
+        own[n] = i < count ? *walk.at(in.nodes_memory, walk.slot(in, begin + i)) : make_uint4(0, 0, 0, 0);
+      }
+#pragma unroll
+      for (int n = 0; n < kWalkSteps; ++n) {
+        const int i = n * kWalkWarps + warp;
+        if (i >= count) continue;
         Elements sum = carry;
-        sum.step(decays[i], *at);
-        *at = sum.packed();
+        sum.step(decays[i], own[n]);
+        *walk.at(in.nodes_memory, walk.slot(in, begin + i)) = sum.packed();
       }
       carry.step(decays[count - 1], last);
       __syncthreads();

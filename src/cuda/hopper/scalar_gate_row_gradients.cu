@@ -436,7 +436,6 @@ struct RowGradients {
   __device__ __forceinline__ void finish_node(int entry, const float (&dot)[2]) const {
     const float own = sum_own(dot);
     const BlockFactors& f = factors();
-    if (entry == 0) wait(&barriers->staged_free[stage.index], stage.phase ^ 1);
     if (lane % 4 >= 2) return;
     float base = f.start[first_row() + own_row()];
     if constexpr (!kLinear) base *= f.newer[entry];
@@ -668,6 +667,7 @@ struct RowGradients {
     wait(&barriers->head_full[stage.index], stage.phase);
     clear_dead(task.block, layout.v(stage.index), layout.dy(stage.index), 1);
     load_rows<ValueTile>(dy, layout.dy(stage.index));
+    wait(&barriers->staged_free[stage.index], stage.phase ^ 1);
     Sums x, y;
     make_fresh(x);
     make_fresh(y);
@@ -701,7 +701,6 @@ struct RowGradients {
     mask_own(x, y, f, weights, &reads);
     fence_products(gradient);
     issue_keys(weights, half);
-    if (count == 0) wait(&barriers->staged_free[stage.index], stage.phase ^ 1);
     stage_levels(reads);
     wait_products<0>(gradient);
 #pragma unroll

@@ -28,8 +28,7 @@ struct StateLayout {
   static constexpr uint32_t kDy = RowTile::kBytes, kNode = kDy + ValueTile::kBytes;
   static constexpr uint32_t kStageBytes = kNode + NodeTile::kBytes;
   static constexpr uint32_t kStarts = kStages * kStageBytes;  // [stage][128]: weights of the rows
-  static constexpr uint32_t kStaging = kStarts + kStages * kBlock * 4;
-  static constexpr uint32_t kBarriers = kStaging + kWarps * kStagingBytes;
+  static constexpr uint32_t kBarriers = kStarts + kStages * kBlock * 4;
   static constexpr uint32_t kBytes = kBarriers + 64;
 };
 
@@ -105,7 +104,8 @@ struct StateGradients {
   StateBarriers* barriers;
   const int group, warp, lane;  // group: the warpgroup, with keys 64 group ...; warp: of the warpgroup
   Turn stage;
-  Sums sums;  // [dv][dk]
+  int stored = -1;  // of the thread that stores: the stage whose tile may still be read
+  Sums sums;        // [dv][dk]
 
   __device__ __forceinline__ StateGradients(const BackwardParameters& parameters, char* memory, StateBarriers* all)
       : in(parameters),
@@ -177,12 +177,36 @@ struct StateGradients {
     }
     const float flow = warp_sum(decay(up));
     add_rows();
-    release(&barriers->free[stage.index]);
-    stage.next(kStages);
     const int64_t slot = segment.slot_of(in, block);
     if (lane == 0) in.factors(slot)->newer[kFlowPlace + 4 * group + warp] = flow;
-    store_node<64>(in.grads_memory + slot * (kKeyDim * kColumns) + 64 * group * kColumns, sums,
-                   shared + Layout::kStaging + (4 * group + warp) * kStagingBytes);
+    put_gradient();
+    fence_shared_writes();
+    sync_some(1, 128 * Layout::kGroups);
+    if (issues()) {
+      store_box(&in.grads, {0, static_cast<int32_t>(slot * kKeyDim)}, tile(Layout::kNode));
+      commit_stores();
+      if (stored >= 0) {
+        wait_stores_read<1>();
+        arrive(&barriers->free[stored]);
+      }
+      stored = stage.index;
+    }
+    stage.next(kStages);
+  }
+  // One thread stores gradients, and gives stages back.
+  __device__ __forceinline__ static bool issues() { return threadIdx.x == 128; }
+
+  // To the place of the state, whose elements here nobody else reads.
+  __device__ __forceinline__ void put_gradient() const {
+    const Place at = block_row_transposed(lane);
+    const uint32_t node = shared_address(tile(Layout::kNode));
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      uint32_t pairs[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) pairs[i] = pack<Half::kBf16>(sums[8 * step + 2 * i], sums[8 * step + 2 * i + 1]);
+      store_matrices<true>(node + NodeTile::offset(64 * group + 16 * step + at.row, 16 * warp + at.column), pairs);
+    }
   }
 
   __device__ __forceinline__ void run(int tasks) {
@@ -199,6 +223,7 @@ struct StateGradients {
         up = next;
       }
     }
+    if (issues()) wait_stores<0>();
   }
 };
 
@@ -213,7 +238,7 @@ __global__ void __launch_bounds__(StateLayout<kKeyDim>::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       init_barrier(&barriers->full[i], 1);
-      init_barrier(&barriers->free[i], Layout::kWarps);
+      init_barrier(&barriers->free[i], 1);
     }
     publish_barriers();
   }

@@ -8,7 +8,7 @@
 namespace lla::cuda::hopper {
 
 constexpr int kLaneElements = 8, kWarpElements = 32 * kLaneElements;
-constexpr int kWalkWarps = 8;
+constexpr int kWalkWarps = 8, kWalkSteps = kSegment / kWalkWarps;  // blocks of a segment that a warp has
 
 struct Elements {
   float x[kLaneElements];
@@ -69,16 +69,16 @@ struct Walk {
   // i on.
   __device__ __forceinline__ void put_decays(const BackwardParameters& in, int begin, int count, bool from_end,
                                              float* to) const {
-    static_assert(kSegment == 128, "four for each lane");
+    constexpr int kEach = kSegment / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    float x[4];
+    float x[kEach];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int n = 4 * lane + i;
+    for (int i = 0; i < kEach; ++i) {
+      const int n = kEach * lane + i;
       x[i] = n < count ? in.up[slot(in, from_end ? begin + count - 1 - n : begin + n)] : 1.0f;
       if (i > 0) x[i] *= x[i - 1];
     }
-    float before = x[3];
+    float before = x[kEach - 1];
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
       const float other = __shfl_up_sync(kAllLanes, before, d);
@@ -87,8 +87,8 @@ struct Walk {
     before = __shfl_up_sync(kAllLanes, before, 1);
     if (lane == 0) before = 1;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int n = 4 * lane + i;
+    for (int i = 0; i < kEach; ++i) {
+      const int n = kEach * lane + i;
       if (n < count) to[from_end ? count - 1 - n : n] = before * x[i];
     }
   }
