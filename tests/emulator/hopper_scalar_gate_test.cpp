@@ -75,6 +75,15 @@ TEST_F(HopperScalarGate, Positions) {
   check(make_case(1, 1, 128, 64, 0, {{300, 1000}, {70, 130}, {300, 16384 - 100}}));
 }
 
+// Without a state it makes no difference how long the chunks are that a state would keep apart.
+TEST_F(HopperScalarGate, Grains) {
+  for (const int64_t grain : {1, 16, 128, 256}) {
+    Case c = make_case(1, 1, 128, 64, 10, {{300, 192}, {70}});
+    c.shape.grain = grain;
+    check(c);
+  }
+}
+
 TEST_F(HopperScalarGate, Absorbing) {
   Case c = make_case(1, 1, 128, 64, 4, {{700}});
   c.shape.absorb = true;

@@ -595,6 +595,7 @@ def main():
     parser.add_argument("--lengths", type=numbers, default=None, help="T of the full calls")
     parser.add_argument("--single", type=numbers, default=None, help="T of the calls with batch 1; default 2048,16384")
     parser.add_argument("--tokens", type=int, default=131072, help="tokens of a full call")
+    parser.add_argument("--groups", type=int, default=0, help="query/key heads of the scalar gate; default 1")
     parser.add_argument("--passes", default="forward,forward+backward")
     parser.add_argument("--grain", type=int, default=0)
     parser.add_argument("--no-saved", dest="saved", action="store_false", help="backward repeats the forward sweep")
@@ -619,6 +620,8 @@ def main():
     options.timed = [case for case in CASES if case in options.only]
     options.cases = options.timed or CASES  # of the accuracy
     options.passes = options.passes.split(",")
+    if options.groups:
+        SHAPES["scalar"]["G"] = options.groups
     if options.lengths is None:
         options.lengths = [T for T in LENGTHS if not options.quick or T in (2048, 16384, 131072)]
     if options.single is None:

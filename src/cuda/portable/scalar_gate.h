@@ -115,8 +115,8 @@ struct NodeScratch {
   float* decay = nullptr;        // over the node
   float* up = nullptr;           // from the node's end to the end of the node that takes it in
 
-  void take(Carver* carver, const Geometry& geometry, const MixerShape& shape, const Limits& limits) {
-    const Size count = geometry.slots.size(limits) * shape.heads;
+  void take(Carver* carver, const Geometry& geometry, int64_t heads, const Limits& limits) {
+    const Size count = geometry.slots.size(limits) * heads;
     nodes = reinterpret_cast<char*>(carver->take<float>(count * geometry.node_size));
     leaf_decay = carver->take<float>(count);
     inner_decay = carver->take<float>(count);

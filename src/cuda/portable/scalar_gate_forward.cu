@@ -2,6 +2,8 @@
 // Scalar gate forward: the outputs of a chunk from its own rows and the nodes of its past, and what is stored afterwards.
 #include <new>
 
+#include "cuda/common/scratch_limit.h"
+#include "cuda/portable/head_slices.h"
 #include "cuda/portable/scalar_gate.h"
 
 namespace lla::cuda::scalar_gate {
@@ -254,29 +256,15 @@ __global__ void __launch_bounds__(kWalkThreads)
   }
 }
 
-}  // namespace
-
-void measure_forward(const void* problem, const Limits& limits, Need* need) {
-  const MixerForward& p = *static_cast<const MixerForward*>(problem);
-  const Geometry geometry(p.shape, p.state);
-  Carver carver;
-  NodeScratch().take(&carver, geometry, p.shape, limits);
-  need->shared = carver.used.valid() ? carver.used.value() : -1;
-}
-
-int32_t launch_forward(const void* problem, const Limits&, char* scratch, void* stream) {
-  const MixerForward& p = *static_cast<const MixerForward*>(problem);
+// One slice of the heads, but for the sequences that take steps.
+int32_t launch_slice(const MixerForward& p, char* scratch, void* stream) {
   Inputs in(p);
   Carver carver{scratch, 0};
-  in.scratch.take(&carver, in.geometry, p.shape, in.limits());
+  in.scratch.take(&carver, in.geometry, p.shape.heads, in.limits());
   const BatchView& batch = p.batch;
   const int64_t heads = p.shape.heads;
   const bool exact = in.exact();
   if (!exact && !p.state.nodes.base) in.geometry.scratch_dtype = LLA_BF16;
-  if (in.geometry.chunk.ratio_log == 0) {
-    const int32_t status = launch_steps(in, p.y, stream);
-    if (status != LLA_OK || batch.most_rows <= 1) return status;  // all sequences take steps
-  }
   int32_t status = launch_nodes(in, exact, stream);
   const int64_t tasks = in.geometry.places.tasks(batch) * tiles_of(p.shape.value_dim) * heads;
   if (status == LLA_OK)
@@ -294,6 +282,36 @@ int32_t launch_forward(const void* problem, const Limits&, char* scratch, void* 
     const int64_t blocks = batch.count * batch.most_tail_to_store * splits * (heads + p.shape.groups);
     status = launch(store_tail, blocks, kWalkThreads, 0, stream, in, splits, batch.most_tail_to_store, blocks);
   }
+  return status;
+}
+
+// Scratch of slices of this many heads.
+Size forward_bytes(const MixerForward& p, const Limits& limits, int64_t heads) {
+  Carver carver;
+  NodeScratch().take(&carver, Geometry(p.shape, p.state), heads, limits);
+  return carver.used;
+}
+
+}  // namespace
+
+void measure_forward(const void* problem, const Limits& limits, Need* need) {
+  const MixerForward& p = *static_cast<const MixerForward*>(problem);
+  need->shared = sliced_bytes(p.shape.heads, [&](int64_t heads) { return forward_bytes(p, limits, heads); });
+}
+
+int32_t launch_forward(const void* problem, const Limits&, char* scratch, void* stream) {
+  const MixerForward& p = *static_cast<const MixerForward*>(problem);
+  const Inputs in(p);
+  int32_t status = LLA_OK;
+  if (in.geometry.chunk.ratio_log == 0) {
+    status = launch_steps(in, p.y, stream);
+    if (p.batch.most_rows <= 1) return status;  // all sequences take steps
+  }
+  const Limits limits = in.limits();
+  HeadSlices slices(p.shape, 1);
+  slices.choose([&](int64_t heads) { return fits_scratch(forward_bytes(p, limits, heads)); });
+  for (HeadSlice slice = slices.first(); slice.count > 0 && status == LLA_OK; slice = slices.next(slice))
+    status = launch_slice(slices.problem_of(p, slice), scratch, stream);
   return status;
 }
 
