@@ -221,9 +221,6 @@ TEST_F(HopperScalarGateBackward, Refuses) {
   unsetenv("LLA_EMULATED_HOPPER");
   EXPECT_FALSE(kernel.accepts(&p));
   setenv("LLA_EMULATED_HOPPER", "1", 1);
-  p.shape.grain = 32;
-  EXPECT_FALSE(kernel.accepts(&p));
-  p.shape.grain = 64;
   p.shape.value_dim = 72;
   EXPECT_FALSE(kernel.accepts(&p));
   p.shape.value_dim = 64;
