@@ -99,7 +99,7 @@ lla_status upload_plan(Batch* batch, void* stream, lla_error* error) noexcept {
     if (sequence.padding || batch->limits.replay) continue;
     view.most_rows = std::max(view.most_rows, sequence.rows);
     view.least_rows = std::min(view.least_rows, sequence.rows);
-    view.fresh = view.fresh && sequence.history.tail < 0;
+    view.fresh = view.fresh && !sequence.history.has_past();
     view.most_length = std::max(view.most_length, sequence.position + sequence.rows);
     view.most_nodes_to_store = std::max(view.most_nodes_to_store, sequence.nodes_to_store_count);
     view.most_tail_to_store = std::max(view.most_tail_to_store, sequence.tail_to_store_count);

@@ -119,6 +119,9 @@ struct SlotImage {
   int32_t conv_rows = 0;    // rows before `position` that the conv ring holds
   int32_t node[kNodes];     // block id of node b, -1 = zero; bit b of floor(position / C) is set where it is >= 0
 
+  // Whether anything came before: a slot that was never written may have blocks already.
+  LLA_HOST_DEVICE bool has_past() const { return tail >= 0 && start < position; }
+
   LLA_HOST_DEVICE SlotImage() {
     for (int32_t& id : node) id = -1;
   }

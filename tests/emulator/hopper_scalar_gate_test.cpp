@@ -118,7 +118,8 @@ TEST_F(HopperScalarGate, States) {
   check_states(c);
   c.shape.levels = 0;
   check_states(c);
-  c = make_case(4, 2, 64, 72, 12, {fresh_part(250), fresh_part(1000, 70)});
+  // A slot that has blocks, but no rows.
+  c = make_case(4, 2, 64, 72, 12, {{250, 0, 0}, {1000, 70, 70}});
   c.shape.head_map = LLA_HEAD_MAP_CYCLIC;
   c.node_dtype = c.tail_dtype = LLA_BF16;
   check_states(c);

@@ -12,7 +12,7 @@ constexpr int64_t kSweepBorders = 4;  // at which nodes are stored: each is a pa
 
 // Sequences without a history, as in a first prefill: outputs by the sweep, states straight from the rows.
 LLA_HOST_DEVICE inline bool takes_sweep(const Sequence& sequence) {
-  return !sequence.padding && sequence.history.tail < 0 && sequence.rows >= kSweepRows &&
+  return !sequence.padding && !sequence.history.has_past() && sequence.rows >= kSweepRows &&
          sequence.nodes_to_store_count <= kSweepBorders;
 }
 // Whether all sequences of a batch do, as far as the host can see.
