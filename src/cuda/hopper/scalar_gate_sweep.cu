@@ -268,7 +268,10 @@ int32_t launch_sweeps(SweepParameters* in, bool segmented, void* stream) {
   if (segmented) {
     const int64_t size = int64_t{kKeyDim} * kColumns, parts = size / 4 / kJoinThreads;
     const int64_t joins = in->batch.count * in->shape.heads * in->tiles * parts;
-    status = launch(sweep<kKeyDim, kLinear, true>, blocks(in->tasks), kSweepThreads, in->layout.bytes, stream, *in);
+    SweepParameters nodes = *in;
+    nodes.layout.ring = 0;
+    if (!nodes.layout.fit(kKeyDim, 0, true)) return LLA_INTERNAL;
+    status = launch(sweep<kKeyDim, kLinear, true>, blocks(in->tasks), kSweepThreads, nodes.layout.bytes, stream, nodes);
     if (status == LLA_OK) status = launch(join_segments<kLinear>, joins, kJoinThreads, 0, stream, *in, size, parts, joins);
   }
   if (status == LLA_OK)
@@ -351,11 +354,7 @@ int32_t launch_sweep(const MixerForward& p, bool routes, char* scratch, void* st
   }
   layout.slots = linear ? 2 : segmented ? cut.segment_log : levels < 1 ? 1 : levels;
   layout.ring = !linear && segmented ? kRing : 0;
-  for (layout.stages = kMostStages; layout.stages > 0; --layout.stages) {
-    layout.place(key_dim, linear ? 0 : levels);
-    if (layout.bytes <= kMostShared) break;
-  }
-  if (layout.stages == 0) return LLA_INTERNAL;
+  if (!layout.fit(key_dim, linear ? 0 : levels, false)) return LLA_INTERNAL;
   in.tasks = sweeps * in.segments;
   if (in.tasks >= int64_t{1} << 30) return LLA_INTERNAL;
 

@@ -22,11 +22,12 @@ constexpr int kSweepThreads = 512;                     // warpgroups: producers,
 constexpr int kRowWarps = 8;
 constexpr int kInnerLevels = 7;  // levels 1 ... 7 lie within a block
 constexpr int kMostLevels = 32;  // of nodes; the lanes of a warp hold their decays
-constexpr int kMostStages = 2;   // of q, k, v
+constexpr int kMostStages = 4;   // of q, k, v
 constexpr int kNodeTurns = 3;    // barriers for the node of a block: rows may lag by two, and by one more state
 constexpr int kRing = 2;         // tiles for nodes from older segments
 constexpr int kWhole = 30;       // segment_log of a sweep over whole sequences
 constexpr size_t kMostShared = 232448;
+constexpr uint32_t kBarrierBytes = 512;
 
 // Factors of a block in shared memory, followed by λ[entry][128] of the nodes that the rows read: a row reads a node with
 // λ start[row] newer[entry]. Linear: start alone.
@@ -52,20 +53,28 @@ struct SharedLayout {
   uint32_t ring_begin = 0, q_begin = 0, k_begin = 0, v_begin = 0, staging_begin = 0, tables_begin = 0, barriers_begin = 0;
   uint32_t bytes = 0;
 
-  // `entries`: nodes that a row reads.
-  void place(int key_dim, int entries) {
-    const uint32_t q_bytes = kBlock * static_cast<uint32_t>(key_dim) * 2;
+  // `entries`: nodes that a row reads; none at all where nothing but nodes is made.
+  void place(int key_dim, int entries, bool nodes_only) {
+    const uint32_t k_bytes = kBlock * static_cast<uint32_t>(key_dim) * 2, q_bytes = nodes_only ? 0 : k_bytes;
     node_bytes = static_cast<uint32_t>(key_dim) * kSwizzleRow;
-    stage_bytes = 2 * q_bytes + kBlock * kSwizzleRow;
+    stage_bytes = q_bytes + k_bytes + kBlock * kSwizzleRow;
     table_bytes = static_cast<uint32_t>(sizeof(Tables)) + static_cast<uint32_t>(entries) * kBlock * 4;
     ring_begin = static_cast<uint32_t>(slots) * node_bytes;
     q_begin = ring_begin + static_cast<uint32_t>(ring) * node_bytes;
     k_begin = q_begin + q_bytes;
-    v_begin = k_begin + q_bytes;
+    v_begin = k_begin + k_bytes;
     staging_begin = q_begin + static_cast<uint32_t>(stages) * stage_bytes;
-    tables_begin = staging_begin + kRowWarps * 1024;
+    tables_begin = staging_begin + (nodes_only ? 0 : kRowWarps * 1024);
     barriers_begin = tables_begin + 2 * table_bytes;
-    bytes = barriers_begin + 256;
+    bytes = barriers_begin + kBarrierBytes;
+  }
+  // With as many stages as fit; false: not even one does.
+  bool fit(int key_dim, int entries, bool nodes_only) {
+    for (stages = kMostStages; stages > 0; --stages) {
+      place(key_dim, entries, nodes_only);
+      if (bytes <= kMostShared) return true;
+    }
+    return false;
   }
   LLA_HOST_DEVICE uint32_t slot(int i) const { return static_cast<uint32_t>(i) * node_bytes; }
   LLA_HOST_DEVICE uint32_t ring_slot(int i) const { return ring_begin + static_cast<uint32_t>(i) * node_bytes; }
@@ -85,7 +94,7 @@ struct Barriers {
   Barrier node_done[kNodeTurns];  // a block's node is in its slot
   Barrier reads_done[2];          // a block's rows have read all nodes
 };
-static_assert(sizeof(Barriers) <= 256, "place is kept for them");
+static_assert(sizeof(Barriers) <= kBarrierBytes, "place is kept for them");
 
 struct SweepParameters {
   CUtensorMap q, k, v;

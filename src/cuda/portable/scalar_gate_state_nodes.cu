@@ -15,10 +15,14 @@ constexpr int kRunLog = 12;  // rows; nodes of fewer rows are a run of their own
 constexpr int64_t kRun = int64_t{1} << kRunLog;
 constexpr int kMostKeyTiles = 2;
 
-struct RunsShared {
+// Of a chunk; two are under way.
+struct ChunkTiles {
   Tile<false> key[kMostKeyTiles], value;
-  ChunkDecays decays;
-  float total;
+};
+struct RunsShared {
+  ChunkTiles tiles[2];
+  ChunkDecays decays[2];
+  float total[2];
 };
 
 struct StateNodes {
@@ -72,33 +76,60 @@ __device__ __forceinline__ void sum_rows(const Inputs& in, const Sequence& seque
 #pragma unroll
   for (int i = 0; i < kMostKeyTiles; ++i) sum[i].clear();
   float newer = 0;  // log decay over the chunks that are done
-#pragma unroll 1
-  for (int64_t chunk = (end >> shape.rows_log) - 1; chunk >= first; --chunk) {
+  const int warp = threadIdx.x / 32;
+  const auto fill = [&](int64_t chunk, ChunkTiles& to) {
     const ChunkSpan span(sequence, shape, chunk);
     const ChunkRows keys = key_rows(in, sequence, span, head);
-    fill_tile<false>(shared.key[0], 0, in.shape.key_dim, keys);
-    if (key_tiles > 1) fill_tile<false>(shared.key[1], kTile, in.shape.key_dim, keys);
-    fill_tile<false>(shared.value, v0, in.shape.value_dim, value_rows(in, sequence, span, head));
-    if (threadIdx.x < 32) {
-      const float decay = fill_decays(in, sequence, span, head, &shared.decays);
-      if (threadIdx.x == 0) shared.total = decay;
+    fill_tile<false>(to.key[0], 0, in.shape.key_dim, keys);
+    if (key_tiles > 1) fill_tile<false>(to.key[1], kTile, in.shape.key_dim, keys);
+    fill_tile<false>(to.value, v0, in.shape.value_dim, value_rows(in, sequence, span, head));
+  };
+  float gate[2] = {}, write[2] = {};  // of one warp, which makes the next chunk's decays
+  const auto load_gates = [&](int64_t chunk) {
+    const ChunkSource source{sequence, in.state, in.shape.grain, ChunkSpan(sequence, shape, chunk)};
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      gate[half] = source.gate(in.gate, head, threadIdx.x % 32 + 32 * half);
+      write[half] = source.write(in.write, head, threadIdx.x % 32 + 32 * half);
     }
+  };
+  const auto make_decays = [&](int side) {
+    const float total_of_chunk = fill_decays(gate, write, &shared.decays[side]);
+    if (threadIdx.x % 32 == 0) shared.total[side] = total_of_chunk;
+  };
+  int64_t chunk = (end >> shape.rows_log) - 1;
+  int side = 0;
+  if (chunk >= first) {
+    fill(chunk, shared.tiles[0]);
+    if (warp == 0) {
+      load_gates(chunk);
+      make_decays(0);
+    }
+  }
+#pragma unroll 1
+  for (; chunk >= first; --chunk, side ^= 1) {
     arrive();
+    const bool more = chunk > first;
+    if (more) fill(chunk - 1, shared.tiles[side ^ 1]);
+    if (more && warp == 0) load_gates(chunk - 1);
+    ChunkTiles& tiles = shared.tiles[side];
+    const ChunkDecays& decays = shared.decays[side];
     const float after = decay_of(newer);
     for (int i = threadIdx.x; i < 64 * 32; i += kThreads) {
       const int r = i / 32, c = 2 * (i % 32);
-      const float factor = shared.decays.write[r] * shared.decays.key[7][r] * after;
-      const float2 x = read_pair<false>(shared.value, r, c);
-      write_pair<false>(shared.value, r, c, factor * x.x, factor * x.y);
+      const float factor = decays.write[r] * decays.key[7][r] * after;
+      const float2 x = read_pair<false>(tiles.value, r, c);
+      write_pair<false>(tiles.value, r, c, factor * x.x, factor * x.y);
     }
-    newer += shared.total;
+    newer += shared.total[side];
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kMostKeyTiles; ++i) {
-      if (i < key_tiles) multiply_tiles<false, Layout::Across, Layout::Across>(sum[i], kTile, shared.key[i], shared.value);
+      if (i < key_tiles) multiply_tiles<false, Layout::Across, Layout::Across>(sum[i], kTile, tiles.key[i], tiles.value);
     }
-    __syncthreads();
+    if (more && warp == 0) make_decays(side ^ 1);
   }
+  __syncthreads();
 #pragma unroll
   for (int i = 0; i < kMostKeyTiles; ++i) {
     if (i < key_tiles) store(i, sum[i]);
