@@ -75,6 +75,19 @@ TEST_F(HopperScalarGate, Positions) {
   check(make_case(1, 1, 128, 64, 0, {{300, 1000}, {70, 130}, {300, 16384 - 100}}));
 }
 
+// Queries and keys of more columns than one sweep takes; outputs that are added to what is there.
+TEST_F(HopperScalarGate, WideKeys) {
+  Case c = make_case(2, 1, 256, 64, 10, {{300}, {64, 70}});
+  check(c);
+  c.shape.levels = 0;
+  check(c);
+  c = make_case(2, 2, 136, 72, 10, {{200}});
+  c.accumulate = true;
+  check(c);
+  c.shape.key_dim = 40;
+  check(c);
+}
+
 // Without a state it makes no difference how long the chunks are that a state would keep apart.
 TEST_F(HopperScalarGate, Grains) {
   for (const int64_t grain : {1, 16, 128, 256}) {
@@ -212,6 +225,12 @@ TEST_F(HopperScalarGate, Refuses) {
   p.state.nodes.base = nullptr;
   EXPECT_TRUE(kernel.accepts(&p));
   p.shape.key_dim = 256;
+  EXPECT_TRUE(kernel.accepts(&p));
+  p.state.nodes.base = memory;
+  p.batch.most_rows = 128;
+  EXPECT_FALSE(kernel.accepts(&p));
+  p.state.nodes.base = nullptr;
+  p.shape.key_dim = 132;
   EXPECT_FALSE(kernel.accepts(&p));
   p.shape.key_dim = 128;
   p.batch.total_rows = 10;

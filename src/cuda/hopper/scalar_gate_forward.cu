@@ -6,6 +6,7 @@
 #include "cuda/hopper/capability.h"
 #include "cuda/hopper/scalar_gate_kernels.h"
 #include "cuda/hopper/scalar_gate_sweep.h"
+#include "cuda/hopper/scalar_gate_views.h"
 #include "cuda/portable/scalar_gate.h"
 
 namespace lla::cuda::hopper {
@@ -15,7 +16,23 @@ namespace {
 bool has_state(const MixerForward& p) { return p.state.nodes.base || p.state.tails.base; }
 
 // Of a call with a state: whether a sequence may take a sweep, and states have whole chunks of the sums' size.
-bool may_sweep(const MixerForward& p) { return p.batch.most_rows >= kSweepRows && p.shape.grain % kHalf == 0; }
+bool may_sweep(const MixerForward& p) {
+  return p.batch.most_rows >= kSweepRows && p.shape.grain % kHalf == 0 && p.shape.key_dim <= kMostKeyDim;
+}
+
+// Piece by piece of dk, the later ones added to y.
+int32_t launch_sweeps(const MixerForward& p, bool routes, char* scratch, void* stream) {
+  int32_t status = LLA_OK;
+  for (int64_t column = 0; column < p.shape.key_dim && status == LLA_OK; column += kMostKeyDim) {
+    MixerForward piece = p;
+    piece.shape.key_dim = std::min(p.shape.key_dim - column, kMostKeyDim);
+    piece.q = columns_from(p.q, column);
+    piece.k = columns_from(p.k, column);
+    piece.y.accumulate = p.y.accumulate || column > 0;
+    status = launch_sweep(piece, routes, scratch, stream);
+  }
+  return status;
+}
 
 }  // namespace
 
@@ -37,9 +54,9 @@ void measure_scalar_gate_forward(const void* problem, const Limits& limits, Need
 
 int32_t launch_scalar_gate_forward(const void* problem, const Limits&, char* scratch, void* stream) {
   const MixerForward& p = *static_cast<const MixerForward*>(problem);
-  if (!has_state(p)) return launch_sweep(p, false, scratch, stream);
+  if (!has_state(p)) return launch_sweeps(p, false, scratch, stream);
   int32_t status = scalar_gate::launch_beside_sweeps(p, scratch, stream);
-  if (status == LLA_OK) status = launch_sweep(p, true, scratch, stream);
+  if (status == LLA_OK) status = launch_sweeps(p, true, scratch, stream);
   if (status == LLA_OK) status = scalar_gate::launch_state_nodes(p, scratch, stream);
   return status;
 }

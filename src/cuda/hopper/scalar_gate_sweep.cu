@@ -292,7 +292,7 @@ int32_t load_sweeps() {
 
 bool accepts_sweep(const MixerForward& p) {
   const MixerShape& s = p.shape;
-  if (s.mixer != LLA_SCALAR_GATE || s.key_dim < 1 || s.key_dim > 128 || s.key_dim % 8 != 0) return false;
+  if (s.mixer != LLA_SCALAR_GATE || s.key_dim < 1 || s.key_dim % 8 != 0) return false;
   if (s.value_dim < 1 || s.value_dim % 8 != 0) return false;
   for (const View* view : {&p.q, &p.k, &p.v, &p.y}) {
     if (view->dtype != LLA_BF16) return false;
@@ -304,7 +304,7 @@ bool accepts_sweep(const MixerForward& p) {
   const int64_t rows = p.batch.total_rows;
   if (rows > (int64_t{1} << 31) - 2 * kBlock) return false;
   return can_copy(p.q, s.key_dim, rows, s.groups) && can_copy(p.k, s.key_dim, rows, s.groups) &&
-         can_copy(p.v, s.value_dim, rows, s.heads) && can_store(p.y) && !p.y.accumulate && is_hopper();
+         can_copy(p.v, s.value_dim, rows, s.heads) && can_store(p.y) && is_hopper();
 }
 
 // Of all ways in which batches within the limits may be cut.
