@@ -169,25 +169,8 @@ struct Run {
           memory.push_back({static_cast<int64_t>(i), kind, 0, blocks.back()->data(), stride});
         }
       }
-      if (in.one_in(6) && !memory.empty()) {
-        lla_block_memory& m = memory[static_cast<size_t>(pick(static_cast<int64_t>(memory.size())))];
-        switch (in.below(5)) {
-          case 0:
-            m.layer_index = in.number();
-            break;
-          case 1:
-            m.kind = static_cast<lla_block_kind>(in.number());
-            break;
-          case 2:
-            m.base = nullptr;
-            break;
-          case 3:
-            m.stride = std::min(in.number(), m.stride);
-            break;
-          default:
-            m.base = static_cast<char*>(m.base) + 4;
-        }
-      }
+      if (in.one_in(6) && !memory.empty())
+        fuzz::spoil(in, &memory[static_cast<size_t>(pick(static_cast<int64_t>(memory.size())))]);
     }
     const lla_status status =
         FUZZ_CALL(lla_state_create(group.data(), static_cast<int64_t>(group.size()), in.one_in(9) ? nullptr : &d,

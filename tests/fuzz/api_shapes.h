@@ -227,6 +227,26 @@ class Bindings {
   std::vector<lla_binding> list_;
 };
 
+// One number of a state's memory becomes wrong, in ways that never make right ones point outside of it.
+inline void spoil(Input& in, lla_block_memory* m) {
+  switch (in.below(5)) {
+    case 0:
+      m->layer_index = in.number();
+      break;
+    case 1:
+      m->kind = static_cast<lla_block_kind>(in.number());
+      break;
+    case 2:
+      m->base = nullptr;
+      break;
+    case 3:
+      m->stride = std::min(in.number(), m->stride);
+      break;
+    default:
+      m->base = static_cast<char*>(m->base) + 4;
+  }
+}
+
 // A layer of any kind, mostly one that can be made.
 inline lla_layer_desc any_description(Input& in) {
   lla_layer_desc d = LLA_LAYER_DESC_INIT;

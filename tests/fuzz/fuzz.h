@@ -13,7 +13,7 @@
 #include <memory>
 #include <vector>
 
-#include "lla/lla.h"
+#include "../capi/mixer_desc.h"
 
 // The one function of each harness, under the name that libFuzzer calls.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
@@ -194,16 +194,8 @@ class Numbers {
 
 inline lla_layer_desc mixer(lla_mixer kind, int64_t heads, int64_t groups, int64_t dk, int64_t dv, int64_t levels,
                             int64_t grain) {
-  lla_layer_desc d = LLA_LAYER_DESC_INIT;
-  d.kind = LLA_LAYER_MIXER;
-  d.mixer = kind;
-  d.heads = heads;
-  d.groups = groups;
-  d.key_dim = dk;
-  d.value_dim = dv;
+  lla_layer_desc d = mixer_desc(kind, heads, groups, dk, dv, levels);
   d.grain = grain;
-  d.levels = levels;
-  d.lambda_form = levels ? LLA_LAMBDA_READY : LLA_LAMBDA_NONE;
   d.write_form = LLA_WRITE_READY;
   return d;
 }
