@@ -307,6 +307,7 @@ class Judge {
   ~Judge() { lla_state_release(state_); }
 
   // The calls of the history once more, nobody beside it: the same bits. Leaves the history in slot 0.
+  // Probe L2.
   void alone(const History& h) {
     const std::vector<int64_t> zero{0}, one{1};
     FUZZ_OK(lla_state_reset(state_, {nullptr, 0, 0}, 0, {nullptr, 0, 0}, nullptr, &error));

@@ -221,6 +221,7 @@ class Server {
     ++counts_->restores;
     return true;
   }
+  // Probe H10.
   void swap_out(Sequence* s) {
     if (!s) return;
     if (s->history.length() > 0) {
@@ -265,6 +266,7 @@ class Server {
     ++counts_->truncations;
   }
   // Some slots become copies of others, all at once: beams.
+  // Probe H11.
   void reorder() {
     const std::vector<Sequence*> all = resident();
     if (all.size() < 2) return;
