@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Usage: cmake -DPROGRAM=... -DLIBRARY=liblla.so.0 -DDIR=folder -DTABLE=... -DNOTHING=... -DINTRUDER=... -P this
-# Puts a copy of the library into folders of its own, with various things in place of its CUDA plugin, and one that must not be found.
+# Puts copies of the library into folders of their own, with various things in place of its CUDA plugin, and around them what must not
+# be found.
 file(REMOVE_RECURSE ${DIR})
 
 function(expect name file status word)
@@ -15,7 +16,8 @@ function(expect name file status word)
   file(COPY_FILE ${INTRUDER} ${DIR}/${name}/elsewhere/lla/liblla-cuda.so)
   execute_process(
     COMMAND ${CMAKE_COMMAND} -E env LD_LIBRARY_PATH=${DIR}/${name}/elsewhere:${DIR}/${name}/elsewhere/lla
-            PATH=${DIR}/${name}/elsewhere:$ENV{PATH} HOME=${DIR}/${name}/elsewhere ${PROGRAM} ${DIR}/${name}/liblla.so.0 ${status} ${word}
+            PATH=${DIR}/${name}/elsewhere:$ENV{PATH} HOME=${DIR}/${name}/elsewhere
+            ${PROGRAM} ${DIR}/${name}/liblla.so.0 ${status} ${word}
     WORKING_DIRECTORY ${DIR}/${name}/elsewhere RESULT_VARIABLE code OUTPUT_VARIABLE text ERROR_VARIABLE text)
   message(STATUS "${name}: ${text}")
   if(NOT code EQUAL 0)
