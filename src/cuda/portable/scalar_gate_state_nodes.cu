@@ -15,14 +15,13 @@ constexpr int kRunLog = 12;  // rows; nodes of fewer rows are a run of their own
 constexpr int64_t kRun = int64_t{1} << kRunLog;
 constexpr int kMostKeyTiles = 2;
 
-// Of a chunk; two are under way.
+// Of a chunk; two are under way. `factor`: write strengths times the decays to the run's end.
 struct ChunkTiles {
   Tile<false> key[kMostKeyTiles], value;
+  float factor[64];
 };
 struct RunsShared {
   ChunkTiles tiles[2];
-  ChunkDecays decays[2];
-  float total[2];
 };
 
 struct StateNodes {
@@ -65,69 +64,122 @@ struct StoredBorder {
   __device__ int64_t begin(int level, int64_t grain) const { return (number >> (level + 1) << (level + 1)) * grain; }
 };
 
+// Rows of a sequence without a history, by their distance from its first one. Sweeps take tensors whose rows are whole
+// pieces of 16 bytes only.
+struct CallRows {
+  const char *key, *value;
+  int64_t key_bytes, value_bytes;
+  int key_columns, value_columns;
+
+  __device__ CallRows(const Inputs& in, const Sequence& sequence, int64_t head, int64_t v0)
+      : key(static_cast<const char*>(in.k.at(sequence.index, sequence.row_begin, in.shape.group_of(head)))),
+        value(static_cast<const char*>(in.v.at(sequence.index, sequence.row_begin, head)) + 2 * v0),
+        key_bytes(2 * in.k.row_stride),
+        value_bytes(2 * in.v.row_stride),
+        key_columns(static_cast<int>(in.shape.key_dim)),
+        value_columns(static_cast<int>(in.shape.value_dim - v0)) {}
+
+  // 64 rows from `row` on into tiles; those before the first one count as zero. Complete after arrive().
+  __device__ __forceinline__ void fill(int64_t row, int key_tiles, ChunkTiles& to) const {
+    const int c = 8 * (threadIdx.x % 8), first = threadIdx.x / 8;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int r = first + 16 * i, place = r * kStride + c;
+      const bool live = row + r >= 0;
+      const char* k = live ? key + (row + r) * key_bytes + 2 * c : key;
+      const char* v = live ? value + (row + r) * value_bytes + 2 * c : value;
+      copy_async16(to.key[0].data + place, k, live && c < key_columns ? 16 : 0);
+      if (key_tiles > 1) copy_async16(to.key[1].data + place, k + 2 * kTile, live && c + kTile < key_columns ? 16 : 0);
+      copy_async16(to.value.data + place, v, live && c < value_columns ? 16 : 0);
+    }
+  }
+};
+
+// By one warp: the gates of 64 rows, and what follows from them.
+struct ChunkGates {
+  float gate[2], write[2];
+
+  __device__ __forceinline__ void load(const Inputs& in, const Sequence& sequence, int64_t head, int64_t row) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t r = row + threadIdx.x % 32 + 32 * half, at = sequence.row_begin + r;
+      gate[half] = 0, write[half] = r >= 0 ? 1 : 0;
+      if (r < 0) continue;
+      if (in.gate.present()) gate[half] = load_element(in.gate.at(sequence.index, at, head), in.gate.dtype, 0);
+      if (in.write.present()) write[half] = load_element(in.write.at(sequence.index, at, head), in.write.dtype, 0);
+    }
+  }
+  // `newer`: log decay over the chunks that come later; gives the one with this chunk.
+  __device__ __forceinline__ float make_factors(float newer, float (&factor)[64]) {
+    const int lane = threadIdx.x % 32;
+    float sum[2] = {gate[0], gate[1]};  // from the row on, in its half
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float x = __shfl_down_sync(kAllLanes, sum[half], d);
+        if (lane + d < 32) sum[half] += x;
+      }
+    }
+    const float high = __shfl_sync(kAllLanes, sum[1], 0);
+    float after[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      after[half] = __shfl_down_sync(kAllLanes, sum[half], 1);
+      if (lane == 31) after[half] = 0;
+    }
+    factor[lane] = write[0] * decay_of(newer + (after[0] + high));
+    factor[lane + 32] = write[1] * decay_of(newer + after[1]);
+    return newer + (__shfl_sync(kAllLanes, sum[0], 0) + high);
+  }
+};
+
 // Sums up the chunks of rows [begin, end), whose ends are borders of chunks, and gives the sum to store(part, sum), log
 // decays to total(sum). Rows before the sequence count as zero.
 template <class Store, class Total>
 __device__ __forceinline__ void sum_rows(const Inputs& in, const Sequence& sequence, int64_t head, int64_t v0, int64_t begin,
                                          int64_t end, int key_tiles, RunsShared& shared, Store store, Total total) {
-  const ChunkShape& shape = in.geometry.chunk;
-  const int64_t first = max(begin, sequence.position) >> shape.rows_log;
+  const CallRows rows(in, sequence, head, v0);
   TileSum sum[kMostKeyTiles];
 #pragma unroll
   for (int i = 0; i < kMostKeyTiles; ++i) sum[i].clear();
-  float newer = 0;  // log decay over the chunks that are done
-  const int warp = threadIdx.x / 32;
-  const auto fill = [&](int64_t chunk, ChunkTiles& to) {
-    const ChunkSpan span(sequence, shape, chunk);
-    const ChunkRows keys = key_rows(in, sequence, span, head);
-    fill_tile<false>(to.key[0], 0, in.shape.key_dim, keys);
-    if (key_tiles > 1) fill_tile<false>(to.key[1], kTile, in.shape.key_dim, keys);
-    fill_tile<false>(to.value, v0, in.shape.value_dim, value_rows(in, sequence, span, head));
-  };
-  float gate[2] = {}, write[2] = {};  // of one warp, which makes the next chunk's decays
-  const auto load_gates = [&](int64_t chunk) {
-    const ChunkSource source{sequence, in.state, in.shape.grain, ChunkSpan(sequence, shape, chunk)};
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      gate[half] = source.gate(in.gate, head, threadIdx.x % 32 + 32 * half);
-      write[half] = source.write(in.write, head, threadIdx.x % 32 + 32 * half);
-    }
-  };
-  const auto make_decays = [&](int side) {
-    const float total_of_chunk = fill_decays(gate, write, &shared.decays[side]);
-    if (threadIdx.x % 32 == 0) shared.total[side] = total_of_chunk;
-  };
-  int64_t chunk = (end >> shape.rows_log) - 1;
+  ChunkGates gates;
+  float newer = 0;  // of the first warp: log decay over the chunks that are done
+  const bool makes_factors = threadIdx.x < 32;
+  // Distances of chunks' first rows from the sequence's.
+  const int64_t first = max(begin, sequence.position & ~int64_t{kTile - 1}) - sequence.position;
+  int64_t row = end - sequence.position - kTile;
   int side = 0;
-  if (chunk >= first) {
-    fill(chunk, shared.tiles[0]);
-    if (warp == 0) {
-      load_gates(chunk);
-      make_decays(0);
+  if (row >= first) {
+    rows.fill(row, key_tiles, shared.tiles[0]);
+    if (makes_factors) {
+      gates.load(in, sequence, head, row);
+      newer = gates.make_factors(newer, shared.tiles[0].factor);
     }
   }
 #pragma unroll 1
-  for (; chunk >= first; --chunk, side ^= 1) {
+  for (; row >= first; row -= kTile, side ^= 1) {
     arrive();
-    const bool more = chunk > first;
-    if (more) fill(chunk - 1, shared.tiles[side ^ 1]);
-    if (more && warp == 0) load_gates(chunk - 1);
+    const bool more = row > first;
+    if (more) rows.fill(row - kTile, key_tiles, shared.tiles[side ^ 1]);
+    if (more && makes_factors) gates.load(in, sequence, head, row - kTile);
     ChunkTiles& tiles = shared.tiles[side];
-    const ChunkDecays& decays = shared.decays[side];
-    const float after = decay_of(newer);
-    for (int i = threadIdx.x; i < 64 * 32; i += kThreads) {
-      const int r = i / 32, c = 2 * (i % 32);
-      const float factor = decays.write[r] * decays.key[7][r] * after;
-      const float2 x = read_pair<false>(tiles.value, r, c);
-      write_pair<false>(tiles.value, r, c, factor * x.x, factor * x.y);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int r = threadIdx.x / 8 + 16 * i;
+      const float factor = tiles.factor[r];
+      uint4& eight = *reinterpret_cast<uint4*>(tiles.value.data + r * kStride + 8 * (threadIdx.x % 8));
+      uint4 x = eight;
+      for (uint32_t* pair : {&x.x, &x.y, &x.z, &x.w})
+        *pair = bf16_pair(factor * __uint_as_float(*pair << 16), factor * __uint_as_float(*pair & 0xffff0000u));
+      eight = x;
     }
-    newer += shared.total[side];
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kMostKeyTiles; ++i) {
       if (i < key_tiles) multiply_tiles<false, Layout::Across, Layout::Across>(sum[i], kTile, tiles.key[i], tiles.value);
     }
-    if (more && warp == 0) make_decays(side ^ 1);
+    if (more && makes_factors) newer = gates.make_factors(newer, shared.tiles[side ^ 1].factor);
   }
   __syncthreads();
 #pragma unroll
