@@ -102,6 +102,15 @@ TEST_F(HopperScalarGateBackward, HardGates) {
   check(c);
 }
 
+// Keys and values of more columns than the kernels take at once.
+TEST_F(HopperScalarGateBackward, WideRows) {
+  check(make_case(2, 1, 64, 128, 10, {{300}, {64, 70}}));
+  check(make_case(2, 2, 136, 72, 10, {{200}}));
+  Case c = make_case(9, 1, 256, 16, 0, {{150}});
+  c.accumulate = true;
+  check(c);
+}
+
 // Without a state it makes no difference how long the chunks are that a state would keep apart.
 TEST_F(HopperScalarGateBackward, Grains) {
   Case c = make_case(1, 1, 64, 16, 10, {{300, 192}, {70}});
@@ -222,6 +231,8 @@ TEST_F(HopperScalarGateBackward, Refuses) {
   EXPECT_FALSE(kernel.accepts(&p));
   setenv("LLA_EMULATED_HOPPER", "1", 1);
   p.shape.value_dim = 72;
+  EXPECT_TRUE(kernel.accepts(&p));
+  p.shape.value_dim = 68;
   EXPECT_FALSE(kernel.accepts(&p));
   p.shape.value_dim = 64;
   alignas(16) char memory[64] = {};
