@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+# Probe J3.
 NEEDED = re.compile(r"lib(stdc\+\+|c\+\+|c\+\+abi|m|gcc_s|c|unwind)\.so[.\d]*|ld-linux[\w-]*\.so[.\d]*|libpthread\.so[.\d]*")
 # Symbols that no object may refer to, and why.
 FORBIDDEN = {

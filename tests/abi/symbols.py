@@ -22,6 +22,7 @@ def exported(nm, library):
     return symbols
 
 
+# Probe J3.
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nm", default="nm")

@@ -73,6 +73,7 @@ static void any_allocation_may_fail(void **unused) {
   check_every_failure(&mixer, 0, 80); /* a group that does not fit on the stack */
 }
 
+/* Probe J1. */
 static void steps_do_not_allocate(void **unused) {
   static const int64_t slots[2] = {0, 1}, others[2] = {2, 3};
   static const int32_t narrow[2] = {0, 1};

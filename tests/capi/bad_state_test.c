@@ -5,6 +5,7 @@
 
 #include "bad_input.h"
 
+/* Probes I7, S13. */
 static void layer_descriptions(void **unused) {
   lla_context *context = NULL;
   const lla_layer_desc mixer = victim_mixer(), cell = cell_desc(2, 2, 8, 8, 8), block = mamba2_desc(2, 1, 8, 8, 12, 8);

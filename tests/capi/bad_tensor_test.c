@@ -396,6 +396,7 @@ static void outputs_are_written_exactly(void **unused) {
   victim_close(&v);
 }
 
+/* Probe S5. */
 static void levels_too_few(void **unused) {
   const lla_layer_desc desc = mixer_desc(LLA_SCALAR_GATE, 2, 1, 8, 8, 4); /* 8 tokens at most */
   lla_state_desc state = LLA_STATE_DESC_INIT;

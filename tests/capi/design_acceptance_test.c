@@ -74,6 +74,7 @@ static void open_model(rig *model) {
   rig_open(model, NULL, layers, 2, &state, SEQUENCES, 128, 0);
 }
 
+/* Probe G7. */
 static void captured_decode_equals_plain_decode(void **unused) {
   rig served, plain;
   step steps[RING];

@@ -77,6 +77,7 @@ static void every_status_has_a_name(void **unused) {
   CHECK(strcmp(lla_status_name(INT32_MIN), "LLA_UNKNOWN_STATUS") == 0);
 }
 
+/* Probe S11. */
 static void levels(void **unused) {
   int64_t n;
   (void)unused;

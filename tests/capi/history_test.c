@@ -7,6 +7,7 @@
 
 /* -- forks and snapshots ----------------------------------------------------------------------------------------------- */
 
+/* Probe H11. */
 static void forks(void **unused) {
   static const int64_t starts[4] = {0, 37, 64, 190};
   int64_t s;
@@ -98,6 +99,7 @@ static void check_snapshots_from(int64_t start) {
   rig_close(&r);
 }
 
+/* Probes H7, H12. */
 static void snapshots(void **unused) {
   (void)unused;
   check_snapshots_from(0);
@@ -143,6 +145,7 @@ static void snapshots_of_rejected_rows(void **unused) {
 
 /* -- roll-back, reuse, save -------------------------------------------------------------------------------------------- */
 
+/* Probe H5. */
 static void truncation(void **unused) {
   rig r;
   int64_t position, lowest;
@@ -183,6 +186,7 @@ static void truncation(void **unused) {
   rig_close(&r);
 }
 
+/* Probes B17, G9. */
 static void poisoned_slots_can_be_used_again(void **unused) {
   rig r;
   int64_t layer, io, e;
@@ -223,6 +227,7 @@ static void poisoned_slots_can_be_used_again(void **unused) {
   rig_close(&r);
 }
 
+/* Probes H6, H10. */
 static void saved_slots_go_on(void **unused) {
   static const int64_t lengths[5] = {0, 1, 64, 130, 449};
   char tag[LLA_TAG_SIZE] = "model 1, prompt 2", other[LLA_TAG_SIZE] = "model 1, prompt 3";
@@ -265,6 +270,7 @@ static void saved_slots_go_on(void **unused) {
 
 /* A batch whose launches are as large as its limits allow plans, stores and answers like any other: prompts over several
  * borders, drafts and single rows, with resting sequences beside them. */
+/* Probe G6. */
 static void replayable_batches(void **unused) {
   static const int64_t pieces[5] = {70, 1, 64, 16, 1};
   const int64_t slots[3] = {0, -1, 1};
@@ -310,6 +316,7 @@ static void replayable_batches(void **unused) {
 }
 
 /* Snapshots at places of the caller's choice in one long append are what stopping there gives, all of them from one pass. */
+/* Probe H8. */
 static void snapshots_of_a_long_prompt(void **unused) {
   enum { kRows = 2100, kStops = 5 };
   static const int64_t at[kStops] = {576, 1024, 1500, 2047, 2048}, slots[kStops] = {1, 2, 3, 4, 5};
@@ -343,6 +350,7 @@ static void snapshots_of_a_long_prompt(void **unused) {
 }
 
 /* A caller whose count of rows disagrees with a restored slot is told, before anything is computed twice. */
+/* Probes H1, H2. */
 static void restored_slots_know_their_position(void **unused) {
   static const int64_t slot = 1, wrong[4] = {260, 299, 301, 0}, right = 300;
   lla_rows rows = LLA_ROWS_INIT;
@@ -393,6 +401,7 @@ static void *to_bf16(const lla_tensor *from, int64_t count, lla_tensor *to) {
 }
 
 /* Inputs of 16 bits do not narrow a state of 32: its numbers use all their bits, whether rows came at once or one by one. */
+/* Probe B9. */
 static void narrow_inputs_leave_wide_states(void **unused) {
   enum { kRows = 64 };
   static const lla_mixer mixers[2] = {LLA_SCALAR_GATE, LLA_DELTA_RULE};

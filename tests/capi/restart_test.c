@@ -110,6 +110,7 @@ static uint64_t finish(child c) {
   return hash;
 }
 
+/* Probes J2, L3. */
 static void processes_agree(void **unused) {
   char path[4096];
   child crowd[kAtOnce];

@@ -56,6 +56,7 @@ static void check_ragged(rig *r, const int64_t *slots, const int64_t *counts, in
   free(bystander);
 }
 
+/* Probes D11, G1, G2, G3, L2, S2, S3. */
 static void ragged_batches(void **unused) {
   static const int64_t lengths[5] = {0, 1, 63, 64, 5000};
   static const int64_t slots[6] = {0, 1, -1, 2, 3, 4}, seeds[6] = {10, 11, 99, 12, 13, 14};
@@ -125,6 +126,7 @@ static void check_drafts_from(int64_t start) {
   rig_close(&r);
 }
 
+/* Probe H3. */
 static void drafts(void **unused) {
   (void)unused;
   check_drafts_from(0);
@@ -134,6 +136,7 @@ static void drafts(void **unused) {
 }
 
 /* One call, pieces of any length, and token by token end in the same bits, and the next token reads the same. */
+/* Probe A3. */
 static void every_way_of_cutting(void **unused) {
   static const int64_t pieces[5] = {1, 7, 64, 100, 330};
   rig r;
@@ -188,6 +191,7 @@ static void long_appends_are_accepted_whole_or_not_at_all(void **unused) {
 }
 
 /* lla_append() is plan, forward and commit; [1, N, ...] is [N, ...]; no rows change nothing. */
+/* Probe F3. */
 static void appends_in_one_call(void **unused) {
   const lla_layer_desc descs[3] = {mixer_desc(LLA_SCALAR_GATE, 3, 1, 12, 20, 8), cell_desc(2, 2, 8, 16, 8),
                                    mamba2_desc(2, 1, 8, 8, 12, 8)};
@@ -288,6 +292,7 @@ static void lengths_are_limited(void **unused) {
   rig_close(&r);
 }
 
+/* Probes D1, D2. */
 static void empty_sequences(void **unused) {
   static const int64_t slots[4] = {0, 1, 2, 3}, offsets[5] = {0, 0, 5, 5, 70}, nothing[5] = {0, 0, 0, 0, 0};
   static const int64_t snapshot_sequence = 0, snapshot_row = 0, snapshot_slot = 9;
@@ -358,6 +363,7 @@ static void check_close_outputs(const rig *r, int64_t row, const char *expected,
 
 /* Lengths at which chunks merge, all up to 33 chunks, and their neighbours: a prompt of that length, then one row, is what one
  * long prompt gives; so is decoding all the way. */
+/* Probes F7, S1. */
 static void every_carry(void **unused) {
   enum { kRows = 33 * 64 + 2 };
   rig whole, pieces, decode;

@@ -15,6 +15,7 @@ static size_t workspace_of(const lla_layer *layer, int64_t sequences, int64_t ro
   return bytes;
 }
 
+/* Probes A6, M1, S8. */
 static void workspaces_grow_with_the_rows(void **unused) {
   static const lla_mixer mixers[2] = {LLA_SCALAR_GATE, LLA_DELTA_RULE};
   lla_context_options options = LLA_CONTEXT_OPTIONS_INIT;
@@ -52,6 +53,7 @@ static void workspaces_grow_with_the_rows(void **unused) {
   lla_context_release(context);
 }
 
+/* Probe M4. */
 static void slots_grow_with_their_nodes(void **unused) {
   enum { kLong = 16383, kHeads = 2, kDk = 16, kDv = 16 };
   const lla_layer_desc d = mixer_desc(LLA_SCALAR_GATE, kHeads, 1, kDk, kDv, 15);

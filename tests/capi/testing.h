@@ -8,6 +8,7 @@
 #define _POSIX_C_SOURCE 200809L
 #endif
 
+/* clang-format off: cmocka.h needs what stands before it */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -19,6 +20,9 @@
 #include <cmocka.h>
 
 #include <lla/lla.h>
+/* clang-format on */
+
+#include "mixer_desc.h"
 
 /* -- checks ------------------------------------------------------------------------------------------------------------ */
 
@@ -121,21 +125,6 @@ static inline lla_index no_index(void) {
 }
 
 /* -- layers ------------------------------------------------------------------------------------------------------------ */
-
-static inline lla_layer_desc mixer_desc(lla_mixer mixer, int64_t heads, int64_t groups, int64_t key_dim, int64_t value_dim,
-                                        int64_t levels) {
-  lla_layer_desc d = LLA_LAYER_DESC_INIT;
-  d.kind = LLA_LAYER_MIXER;
-  d.mixer = mixer;
-  d.heads = heads;
-  d.groups = groups;
-  d.key_dim = key_dim;
-  d.value_dim = value_dim;
-  d.levels = levels;
-  d.lambda_form = levels ? LLA_LAMBDA_READY : LLA_LAMBDA_NONE;
-  d.write_form = mixer == LLA_DELTA_RULE ? LLA_WRITE_READY : LLA_WRITE_NONE;
-  return d;
-}
 
 /* A Gated DeltaNet cell with everything on. */
 static inline lla_layer_desc cell_desc(int64_t heads, int64_t groups, int64_t key_dim, int64_t value_dim, int64_t levels) {

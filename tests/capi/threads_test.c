@@ -329,6 +329,7 @@ static void *serve_slot(void *argument) {
   return NULL;
 }
 
+/* Probe G8. */
 static void disjoint_slots_at_once(void **unused) {
   int pools;
   (void)unused;
@@ -493,6 +494,7 @@ static void refusals_leave_no_trace(void **unused) {
   }
 }
 
+/* Probe K1. */
 static void a_forked_child_goes_on(void **unused) {
   static const manner manners[2] = {kAlone, kPool};
   const lla_layer_desc desc = mixer_desc(LLA_DELTA_RULE, 4, 2, 16, 16, lla_levels_needed(1024));

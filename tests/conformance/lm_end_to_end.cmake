@@ -41,6 +41,7 @@ lm(text eval --model ${DIR}/whole --model ${DIR}/linear --data ${TEXT} --length 
 expect("${text}" "64-127")
 file(READ ${DIR}/loss.svg svg)
 expect("${svg}" "<polyline.*<polyline.*</svg>")
+# Probe S4.
 lm(text generate --model ${DIR}/whole --prompt "The License" --tokens 40 --piece 3 --seed 5)
 expect("${text}" "The License.*prefill: 11 tokens.*decode:  40 tokens.*state at 51 tokens")
 lm(again generate --model ${DIR}/whole --prompt "The License" --tokens 40 --piece 3 --seed 5 --threads 1)

@@ -10,15 +10,22 @@ namespace {
 class Faults : public testing::Test {
  protected:
   static constexpr int64_t kGrain = 4, kCount = 4;
-  void SetUp() override {
+  void SetUp() override { open(1); }
+  // With so many times the rows between two sequences.
+  void open(int64_t spread) {
+    batch_.reset();
+    state_.reset();
     context_ = device_context();
+    total_ = 48 * spread;
+    for (size_t i = 0; i < offsets_.size(); ++i) offsets_[i] = 12 * spread * static_cast<int64_t>(i);
+    positions_ = {0, 0, 0, 0};
     lla_state_desc description = LLA_STATE_DESC_INIT;
     description.slots = 8;
     description.max_length = 32;
     description.max_draft = 3;
     description.node_blocks = 500;
     state_ = make_state(context_.get(), {sized(mixer(LLA_SCALAR_GATE, kGrain, 14))}, description);
-    lla_batch_limits limits = limits_of(kCount, 64, 1);
+    lla_batch_limits limits = limits_of(kCount, 64 * spread, 1);
     limits.max_rows_per_sequence = 12;
     limits.max_length = 30;
     batch_ = std::make_unique<DeviceBatch>(context_.get(), limits);
@@ -34,7 +41,7 @@ class Faults : public testing::Test {
   lla_status plan(bool there = true) {
     lla_rows rows = LLA_ROWS_INIT;
     rows.sequences = kCount;
-    rows.total_rows = 48;
+    rows.total_rows = total_;
     rows.offsets = index_of(offsets_);
     rows.counts = index_of(count_);
     rows.slot_in = index_of(in_);
@@ -85,7 +92,7 @@ class Faults : public testing::Test {
       EXPECT_EQ(same_image(records[slot], before[static_cast<size_t>(slot)]), !moved) << slot;
     }
     // Every row is in a live sequence or slack.
-    std::vector<int> seen(48);
+    std::vector<int> seen(static_cast<size_t>(total_));
     const BatchView& view = batch_->get()->device_view;
     for (int64_t b = 0; b < kCount; ++b) {
       for (int64_t r = 0; r < view.sequences[b].rows; ++r) ++seen[static_cast<size_t>(view.sequences[b].row_begin + r)];
@@ -110,6 +117,7 @@ class Faults : public testing::Test {
   ContextPointer context_;
   StatePointer state_;
   std::unique_ptr<DeviceBatch> batch_;
+  int64_t total_ = 48;
   std::vector<int64_t> offsets_{0, 12, 24, 36, 48}, count_, in_{0, 1, 2, 3}, out_{0, 1, 2, 3}, positions_{0, 0, 0, 0};
   std::vector<int64_t> accepted_, snapshot_sequence_, snapshot_rows_, snapshot_slot_;
 };
@@ -151,6 +159,14 @@ TEST_F(Faults, CountsOutOfRange) {
 TEST_F(Faults, OffsetsFall) {
   offsets_ = {0, 12, 8, 36, 48};  // the second ends before it begins, the third begins inside the first
   expect(LLA_FAULT_ROWS, {1, 2});
+}
+TEST_F(Faults, OffsetsFallInALongBatch) {
+  open(25);
+  offsets_ = {0, 300, 200, 900, 1200};
+  expect(LLA_FAULT_ROWS, {1, 2});
+  positions_ = {6, 6, 7, 9};
+  offsets_ = {0, 300, 1100, 900, 1200};  // over more than half of the rows
+  expect(LLA_FAULT_ROWS, {2, 3});
 }
 TEST_F(Faults, OffsetsBeyondTheRows) {
   offsets_ = {0, 12, 24, 36, 49};

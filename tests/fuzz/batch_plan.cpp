@@ -214,7 +214,7 @@ struct Run {
     }
   }
 
-  // What lla_rows says of a plan, written down once more.
+  // What lla_rows says of a plan, written down once more. No entry behind those it names is read. Probe G4.
   bool is_allowed(const Flight& f, const lla_rows& rows, bool with_state, const Numbers& offsets, const Numbers& counts,
                   const Numbers& ins, const Numbers& outs, const Numbers& positions, const Numbers& snapshot_sequences,
                   const Numbers& snapshot_rows, const Numbers& snapshot_slots, std::vector<Planned>* sequences,

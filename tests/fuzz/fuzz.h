@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the fuzzers share: values drawn from the bytes of an input, an allocator that counts and may refuse, and promises
-// that end the program when they are broken. An input that has run out reads as zeros, so that every prefix is an input too.
+// What the fuzzers share: values drawn from the bytes of an input, an allocator that counts and may refuse, threads that may
+// refuse, and promises that end the program when they are broken. An input that has run out reads as zeros, so that every
+// prefix is an input too.
 #pragma once
 
 #include <cstdarg>
@@ -12,7 +13,7 @@
 #include <memory>
 #include <vector>
 
-#include "lla/lla.h"
+#include "../capi/mixer_desc.h"
 
 // The one function of each harness, under the name that libFuzzer calls.
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
@@ -76,13 +77,14 @@ class Input {
 // Counts what is out, and refuses the allocation number `fail_at`.
 struct Meter {
   int64_t outstanding = 0, count = 0, fail_at = 0;
+  size_t most = size_t{1} << 20;  // so that no input can ask for all memory of the machine
   lla_allocator hook() {
     lla_allocator a{};
     a.struct_size = sizeof a;
     a.allocate = [](size_t bytes, size_t alignment, void* user) -> void* {
       auto* m = static_cast<Meter*>(user);
       PROMISE(bytes > 0 && alignment > 0 && (alignment & (alignment - 1)) == 0);
-      if (++m->count == m->fail_at || bytes > kMost) return nullptr;
+      if (++m->count == m->fail_at || bytes > m->most) return nullptr;
       ++m->outstanding;
       return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
     };
@@ -94,7 +96,24 @@ struct Meter {
     a.user = this;
     return a;
   }
-  static constexpr size_t kMost = size_t{1} << 20;  // so that no input can ask for all memory of the machine
+};
+
+// The caller's threads: tasks in odd orders, on odd workers, now and then not all of them.
+struct Crew {
+  int32_t threads = 1;
+  int manner = 0;
+  int64_t calls = 0, refuse_at = 0;
+  static int32_t run(int64_t count, lla_task task, void* argument, void* user) {
+    auto* crew = static_cast<Crew*>(user);
+    PROMISE(count >= 0);
+    const bool refuse = ++crew->calls == crew->refuse_at;
+    const int64_t todo = refuse ? count / 2 : count;
+    for (int64_t i = 0; i < todo; ++i) {
+      const int64_t which = crew->manner == 1 ? count - 1 - i : crew->manner == 2 ? (i % 2 ? count - 1 - i / 2 : i / 2) : i;
+      task(which, crew->manner == 3 ? static_cast<int32_t>(i % crew->threads) : crew->threads - 1, argument);
+    }
+    return refuse;
+  }
 };
 
 // Memory of exactly so many bytes, aligned to 64: a sanitizer sees the first byte behind it.
@@ -175,16 +194,8 @@ class Numbers {
 
 inline lla_layer_desc mixer(lla_mixer kind, int64_t heads, int64_t groups, int64_t dk, int64_t dv, int64_t levels,
                             int64_t grain) {
-  lla_layer_desc d = LLA_LAYER_DESC_INIT;
-  d.kind = LLA_LAYER_MIXER;
-  d.mixer = kind;
-  d.heads = heads;
-  d.groups = groups;
-  d.key_dim = dk;
-  d.value_dim = dv;
+  lla_layer_desc d = mixer_desc(kind, heads, groups, dk, dv, levels);
   d.grain = grain;
-  d.levels = levels;
-  d.lambda_form = levels ? LLA_LAMBDA_READY : LLA_LAMBDA_NONE;
   d.write_form = LLA_WRITE_READY;
   return d;
 }

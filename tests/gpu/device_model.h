@@ -13,7 +13,7 @@
 #include <tuple>
 #include <vector>
 
-#include "lla/lla.h"
+#include "../capi/mixer_desc.h"
 
 #define CALL(call)                                                                                 \
   do {                                                                                             \
@@ -68,15 +68,7 @@ struct Piece {
 };
 
 inline lla_layer_desc mixer(lla_mixer rule, int64_t heads, int64_t groups, int64_t key, int64_t value, int64_t levels) {
-  lla_layer_desc d = LLA_LAYER_DESC_INIT;
-  d.kind = LLA_LAYER_MIXER;
-  d.mixer = rule;
-  d.heads = heads;
-  d.groups = groups;
-  d.key_dim = key;
-  d.value_dim = value;
-  d.levels = levels;
-  d.lambda_form = levels ? LLA_LAMBDA_READY : LLA_LAMBDA_NONE;
+  lla_layer_desc d = mixer_desc(rule, heads, groups, key, value, levels);
   d.write_form = LLA_WRITE_READY;
   return d;
 }

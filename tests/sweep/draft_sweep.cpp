@@ -16,6 +16,7 @@ std::vector<char> image(lla_state* state, int64_t slot) {
 
 class Draft : public testing::TestWithParam<MixerCase> {};
 
+// Probe H3.
 TEST_P(Draft, EveryAcceptedCount) {
   const MixerCase c = GetParam();
   constexpr int64_t kAfter = 20;

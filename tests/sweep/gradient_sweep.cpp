@@ -290,6 +290,7 @@ TEST_P(Gradient, FiniteDifferences) {
 }
 
 // Segments of a long sequence, each from a state of its own, the gradients of states handed back: equal to one pass.
+// Probes D6, M3.
 TEST_P(Gradient, Segments) {
   const Problem& p = GetParam();
   for (lla_backend backend : {LLA_BACKEND_REFERENCE, LLA_BACKEND_CPU}) {
@@ -340,6 +341,7 @@ TEST_P(Gradient, Segments) {
 }
 
 // What forward saves changes no bit of the gradients; nor does the number of threads.
+// Probe M2.
 TEST_P(Gradient, SavedAndThreads) {
   const Problem& p = GetParam();
   Tensors first, first_weights;

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "lla/lla.h"
+#include "../capi/mixer_desc.h"
 
 namespace sweep {
 
@@ -29,16 +29,34 @@ inline void check(lla_status status, const lla_error& error, const char* what) {
     ::sweep::check((call), error, #call);       \
   } while (0)
 
-// A tensor in memory, of float or double.
+inline uint16_t to_bf16(float x) {  // to nearest even
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+inline float from_bf16(uint16_t x) {
+  const uint32_t bits = static_cast<uint32_t>(x) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+// A tensor in memory, of float, double or bfloat16.
 struct Buffer {
   lla_dtype dtype = LLA_F32;
   std::vector<int64_t> dims;
   std::vector<double> f64;
   std::vector<float> f32;
+  std::vector<uint16_t> bf16;
 
   Buffer() = default;
   Buffer(lla_dtype type, std::vector<int64_t> shape) : dtype(type), dims(std::move(shape)) {
-    (dtype == LLA_F64 ? (void)f64.resize(count()) : (void)f32.resize(count()));
+    if (dtype == LLA_F64)
+      f64.resize(count());
+    else if (dtype == LLA_BF16)
+      bf16.resize(count());
+    else
+      f32.resize(count());
   }
   size_t count() const {
     size_t n = 1;
@@ -46,11 +64,19 @@ struct Buffer {
     return n;
   }
   size_t row_size() const { return dims[0] ? count() / static_cast<size_t>(dims[0]) : 0; }
-  void* data() { return dtype == LLA_F64 ? static_cast<void*>(f64.data()) : static_cast<void*>(f32.data()); }
-  double get(size_t i) const { return dtype == LLA_F64 ? f64[i] : f32[i]; }
+  void* data() {
+    return dtype == LLA_F64    ? static_cast<void*>(f64.data())
+           : dtype == LLA_BF16 ? static_cast<void*>(bf16.data())
+                               : f32.data();
+  }
+  double get(size_t i) const { return dtype == LLA_F64 ? f64[i] : dtype == LLA_BF16 ? from_bf16(bf16[i]) : f32[i]; }
   void set(size_t i, double x) {
-    if (dtype == LLA_F64) f64[i] = x;
-    else f32[i] = static_cast<float>(x);
+    if (dtype == LLA_F64)
+      f64[i] = x;
+    else if (dtype == LLA_BF16)
+      bf16[i] = to_bf16(static_cast<float>(x));
+    else
+      f32[i] = static_cast<float>(x);
   }
   void add(size_t i, double x) { set(i, get(i) + x); }
   // Rows [begin, end) of the first axis.
@@ -70,7 +96,7 @@ struct Buffer {
   }
   lla_tensor all() { return rows(0, dims[0]); }
   bool same_bits(const Buffer& other) const {
-    return f64.size() == other.f64.size() && f32.size() == other.f32.size() &&
+    return f64.size() == other.f64.size() && f32.size() == other.f32.size() && bf16 == other.bf16 &&
            (f64.empty() || !std::memcmp(f64.data(), other.f64.data(), f64.size() * 8)) &&
            (f32.empty() || !std::memcmp(f32.data(), other.f32.data(), f32.size() * 4));
   }
@@ -209,6 +235,7 @@ class Runner {
     lla_batch_discard(batch_);
   }
   lla_batch* batch() { return batch_; }
+  int64_t longest = int64_t{1} << 14;  // sequence, whatever the step
 
  private:
   static char* align(char* p) { return reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(p) + 63) & ~uintptr_t{63}); }
@@ -218,7 +245,7 @@ class Runner {
       if (batch_) lla_batch_discard(batch_);
       limits_.max_sequences = 1;
       limits_.max_rows = rows;
-      limits_.max_length = 1 << 14;
+      limits_.max_length = std::max(longest, rows);
       size_t bytes = 0;
       SWEEP_CALL(lla_batch_size(context_, &limits_, &bytes, nullptr, &error));
       SWEEP_CALL(lla_batch_init(context_, &limits_, batch_memory_.get(bytes), bytes, &batch_, &error));
@@ -263,19 +290,10 @@ struct MixerCase {
 };
 
 inline lla_layer_desc describe(const MixerCase& c, int64_t length) {
-  lla_layer_desc d = LLA_LAYER_DESC_INIT;
-  d.kind = LLA_LAYER_MIXER;
-  d.mixer = c.mixer;
-  d.heads = c.heads;
-  d.groups = c.groups;
-  d.key_dim = c.key_dim;
-  d.value_dim = c.value_dim;
+  lla_layer_desc d =
+      mixer_desc(c.mixer, c.heads, c.groups, c.key_dim, c.value_dim, c.log_linear ? lla_levels_needed(length) : 0);
   d.grain = c.grain;
   d.write_form = c.write ? LLA_WRITE_READY : LLA_WRITE_NONE;
-  if (c.log_linear) {
-    d.lambda_form = LLA_LAMBDA_READY;
-    d.levels = lla_levels_needed(length);
-  }
   return d;
 }
 

@@ -382,17 +382,8 @@ inline Problem problem_of(const lla_layer_desc& d, int64_t rows, unsigned seed, 
 }
 inline lla_layer_desc mixer(lla_mixer kind, int64_t levels, int64_t heads, int64_t groups, int64_t dk, int64_t dv,
                             int64_t grain = 64) {
-  lla_layer_desc d = LLA_LAYER_DESC_INIT;
-  d.kind = LLA_LAYER_MIXER;
-  d.mixer = kind;
-  d.heads = heads;
-  d.groups = groups;
-  d.key_dim = dk;
-  d.value_dim = dv;
+  lla_layer_desc d = mixer_desc(kind, heads, groups, dk, dv, levels);
   d.grain = grain;
-  d.levels = levels;
-  d.lambda_form = levels ? LLA_LAMBDA_READY : LLA_LAMBDA_NONE;
-  d.write_form = kind == LLA_DELTA_RULE ? LLA_WRITE_READY : LLA_WRITE_NONE;
   return d;
 }
 inline lla_layer_desc cell(lla_mixer kind, int64_t levels, int64_t heads, int64_t groups, int64_t dk, int64_t dv,

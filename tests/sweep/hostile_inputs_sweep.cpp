@@ -71,6 +71,7 @@ std::vector<int64_t> count_up(int64_t n) {
 }
 
 // Every buffer ends at a guard page or begins after one; λ has exactly the columns needed, or spare ones; dead entries NaN.
+// Probes A1, A2, E1, E3, S6.
 TEST(HostileInputs, GuardPages) {
   for (int64_t rows : {1, 2, 15, 63, 64, 65, 70, 127, 129, 200}) {
     for (int kind = 0; kind < 7; ++kind) {
@@ -94,6 +95,7 @@ TEST(HostileInputs, GuardPages) {
   }
 }
 
+// Probes B1, B2.
 TEST(HostileInputs, ExtremeGates) {
   const double inf = std::numeric_limits<double>::infinity();
   for (lla_mixer kind : {LLA_SCALAR_GATE, LLA_DELTA_RULE}) {
@@ -126,6 +128,7 @@ TEST(HostileInputs, ExtremeGates) {
 }
 
 // Gate gradients of erasing keys are small differences of sums of the size 30, hence the floor of 1 for them.
+// Probes B5, B6.
 TEST(HostileInputs, ParallelKeys) {
   for (int64_t levels : {0, 9}) {
     for (int64_t grain : {64, 128}) {
@@ -153,6 +156,7 @@ TEST(HostileInputs, ParallelKeys) {
   }
 }
 
+// Probe B4.
 TEST(HostileInputs, LongWithoutDecay) {
   Problem p = problem_of(mixer(LLA_DELTA_RULE, 13, 1, 1, 64, 16), 4096, 3);
   fill_rows(p.tensors[LLA_GATE], 0, 4096, 0);
@@ -205,6 +209,7 @@ void expect_zero(const Buffer& b, int64_t begin, int64_t end, const std::string&
 }
 
 // Packed documents with gaps of NaN: a document is what it is alone, whatever stands before and behind it, bit for bit.
+// Probes B13, D8, D9, L2.
 TEST(HostileInputs, PackedDocumentsDoNotLeak) {
   const std::vector<int64_t> offsets{3, 20, 41, 41, 60}, counts{13, 21, 0, 9};
   int index = 0;
@@ -255,6 +260,7 @@ TEST(HostileInputs, PackedDocumentsDoNotLeak) {
 }
 
 // A rectangle with lengths of its own per row, NaN behind them; tensors of one rank more.
+// Probe D10.
 TEST(HostileInputs, RaggedRectangle) {
   const std::vector<int64_t> counts{8, 5, 0, 1};
   int index = 0;
@@ -290,6 +296,7 @@ TEST(HostileInputs, RaggedRectangle) {
   }
 }
 
+// Probes B13, D1, D2, D4.
 TEST(HostileInputs, NothingToDo) {
   int index = 0;
   for (const lla_layer_desc& d : zoo(5)) {
@@ -317,6 +324,7 @@ TEST(HostileInputs, NothingToDo) {
   }
 }
 
+// Probes I2, I3, I6, S13.
 TEST(HostileInputs, HeadsAndWidths) {
   for (lla_mixer kind : {LLA_SCALAR_GATE, LLA_DELTA_RULE}) {
     for (int64_t heads : {1, 3, 9, 17, 48, 63}) {
@@ -335,6 +343,7 @@ TEST(HostileInputs, HeadsAndWidths) {
   }
 }
 
+// Probe C5.
 TEST(HostileInputs, ManySequences) {
   for (lla_mixer kind : {LLA_SCALAR_GATE, LLA_DELTA_RULE}) {
     compare(problem_of(mixer(kind, 1, 64, 64, 3, 2), 1025, 2), uniform_rows(1025, 1), "1025 x 64");
@@ -343,10 +352,12 @@ TEST(HostileInputs, ManySequences) {
   }
 }
 
-// Every tensor with strides beyond 2^31 elements, one axis after the other.
+// Every tensor with strides beyond 2^31 elements, one axis after the other; 2^32 is 0 in 32 bits.
+// Probes C1, C3, E4.
 TEST(HostileInputs, HugeStrides) {
-  constexpr int64_t kStride = (int64_t{1} << 31) + 24;
-  for (lla_mixer kind : {LLA_SCALAR_GATE, LLA_DELTA_RULE}) {
+  for (const int which : {0, 1, 2, 3}) {
+    const lla_mixer kind = which < 2 ? LLA_SCALAR_GATE : LLA_DELTA_RULE;
+    const int64_t far = which % 2 ? int64_t{1} << 32 : (int64_t{1} << 31) + 24;
     for (int axis = 0; axis < 2; ++axis) {
       const Problem p = problem_of(mixer(kind, 6, 2, 2, 8, 8, 16), 20, 4);
       const Buffer dy = sweep::random_like(p.tensors.at(LLA_Y), 6);
@@ -355,9 +366,9 @@ TEST(HostileInputs, HugeStrides) {
       std::vector<std::pair<char*, size_t>> maps;
       const auto place = [&](Buffer b, bool fill) {
         lla_tensor t = b.all();
-        t.strides[axis] = kStride;
+        t.strides[axis] = far;
         if (axis == 1) t.strides[0] = 8;
-        if (t.rank == 2 && axis == 1) t.strides[1] = 1, t.strides[0] = kStride;
+        if (t.rank == 2 && axis == 1) t.strides[1] = 1, t.strides[0] = far;
         const size_t bytes = (static_cast<size_t>(t.dims[0] * t.strides[0] + t.dims[1] * t.strides[1]) + 64) * 4;
         char* m = static_cast<char*>(
             mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
@@ -430,6 +441,7 @@ TEST(HostileInputs, HugeStrides) {
   }
 }
 
+// Probe L1.
 TEST(HostileInputs, RepeatsAndThreads) {
   const Context pool = sweep::make_context(LLA_BACKEND_CPU, 3);
   for (const lla_layer_desc& d : zoo(8)) {
@@ -459,6 +471,7 @@ TEST(HostileInputs, RepeatsAndThreads) {
 }
 
 // Levels beyond the last column, from the start and from an empty past in the middle.
+// Probe S15.
 TEST(HostileInputs, AbsorbingLevels) {
   for (lla_mixer kind : {LLA_SCALAR_GATE, LLA_DELTA_RULE}) {
     for (int64_t levels : {1, 2, 3, 6, 7, 8}) {

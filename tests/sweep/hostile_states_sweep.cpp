@@ -411,8 +411,11 @@ void random_calls(lla_backend backend, int64_t node_blocks, int64_t max_draft, b
   EXPECT_GT(model.statuses[LLA_OK], n / 2);
 }
 
+// Probe D11.
 TEST(HostileStates, RandomCalls) { random_calls(LLA_BACKEND_CPU, 0, 0, false, 1, calls()); }
+// Probe E6.
 TEST(HostileStates, RandomCallsInCallersMemory) { random_calls(LLA_BACKEND_CPU, 0, 3, true, 2, calls()); }
+// Probe G11.
 TEST(HostileStates, RandomCallsWithFewBlocks) { random_calls(LLA_BACKEND_CPU, 25, 8, true, 3, calls()); }
 TEST(HostileStates, RandomCallsOnTheReference) { random_calls(LLA_BACKEND_REFERENCE, 0, 5, true, 4, calls() / 2); }
 

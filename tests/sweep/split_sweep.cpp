@@ -46,6 +46,7 @@ class Split : public testing::TestWithParam<MixerCase> {
   Buffer one_pass_;
 };
 
+// Probe F1.
 TEST_P(Split, EveryCutOf130Rows) {
   Runner runner(context_.get(), layer_.get());
   double worst = 0;
@@ -59,6 +60,7 @@ TEST_P(Split, EveryCutOf130Rows) {
   std::printf("%s: every cut of 130 rows: %.2e\n", case_.name().c_str(), worst);
 }
 
+// Probes F3, F7, S1.
 TEST_P(Split, EveryPrefixThenThreeRows) {
   Runner runner(context_.get(), layer_.get());
   double worst = 0;
@@ -81,6 +83,7 @@ TEST_P(Split, SingleRows) {
   std::printf("%s: 700 single rows: %.2e\n", case_.name().c_str(), worst);
 }
 
+// Probe F2.
 TEST_P(Split, RandomPieces) {
   Runner runner(context_.get(), layer_.get());
   std::mt19937 engine(3);

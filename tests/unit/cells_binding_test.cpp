@@ -172,6 +172,7 @@ TEST_P(Binding, Dims) {
   }
 }
 
+// Probe E2.
 TEST_P(Binding, Strides) {
   for (int axis = 0; axis < 3; ++axis) {
     for (const int64_t stride : {int64_t{-1}, INT64_MIN}) {

@@ -479,6 +479,7 @@ TEST_P(Cell, NarrowTypes) {
 }
 
 // Pieces of any size through a state give the rows of one call.
+// Probe A3.
 TEST_P(Cell, Pieces) {
   for (const std::vector<int64_t>& cuts : {std::vector<int64_t>{1, 2, 3, 4, 9, 16}, {5, 16}, {4, 8, 16}}) {
     RandomCall whole(*layer_, 16, dtype(), 10, form_.without);

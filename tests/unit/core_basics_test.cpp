@@ -24,6 +24,7 @@ TEST(Fenwick, LevelsMatchTheBucketsThatPeelingFinds) {
   }
 }
 
+// Probe A2.
 TEST(Fenwick, LevelsNeededAreOneMoreThanTheHighestUsed) {
   int64_t highest = 0;
   for (int64_t length = 1; length < 600; ++length) {

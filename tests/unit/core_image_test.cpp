@@ -101,6 +101,7 @@ TEST_F(ImageTest, RoundTripsBitForBit) {
   EXPECT_EQ(image_of(*state_, 2), image);
 }
 
+// Probe H9.
 TEST_F(ImageTest, EmptySlotsHaveImages) {
   const int64_t slot = 2, position = 9;
   ASSERT_EQ(state_->reset(&slot, 1, &position, nullptr), LLA_OK);
@@ -149,6 +150,7 @@ TEST_F(ImageTest, CarriesTheTagAndTellsAboutItself) {
   EXPECT_EQ(check_image(image.data(), image.size(), nullptr, &info, nullptr), LLA_STRUCT_VERSION);
 }
 
+// Probe H9.
 TEST_F(ImageTest, AnUnsealedImageIsNoImage) {
   size_t bytes = 0;
   ASSERT_EQ(state_->export_size(0, &bytes, nullptr), LLA_OK);
@@ -208,6 +210,7 @@ TEST_F(ImageTest, ForeignFormatsAreNamed) {
   EXPECT_EQ(check(image), LLA_STATE_INCOMPATIBLE);
 }
 
+// Probe E7.
 TEST_F(ImageTest, OtherGroupsAreRefused) {
   const std::vector<char> image = image_of(*state_, 0);
   const auto into = [&](const std::vector<LayerHistory>& layers, const lla_state_desc& description) {

@@ -461,6 +461,7 @@ TEST_F(ContentsTest, ConvertsOnceAndToNearest) {
   EXPECT_EQ(bf16_to_float(narrow[1]), -INFINITY);
 }
 
+// Probe E7.
 TEST_F(ContentsTest, ImportsLinearStates) {
   const LayerHistory linear = layers_[1];
   state_ = make_state(cpu_.get(), {linear, linear, layers_[0]}, description_of(2));

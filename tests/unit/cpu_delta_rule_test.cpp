@@ -183,6 +183,7 @@ TEST_P(DeltaRule, HardGates) {
 
 // What a row reads is erased by the next: little is left of older rows, and the gate's gradient is small against what it is
 // made of, the rows' dy . y.
+// Probe B5.
 TEST_P(DeltaRule, RepeatedKey) {
   for (const double write : {0.835, 0.999}) {
     for (const int64_t levels : {0, 10}) {
@@ -209,6 +210,7 @@ TEST_P(DeltaRule, RepeatedKey) {
 }
 
 // Keys that differ little, so that the rows of tril(w K K^T) sum to about 40; and writes of exactly one without any gate.
+// Probe B6.
 TEST_P(DeltaRule, NearParallelKeys) {
   for (const double noise : {0.05, 0.02, 0.0}) {
     for (const int64_t grain : {64, 128}) {

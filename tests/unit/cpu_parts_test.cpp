@@ -224,6 +224,7 @@ TEST_P(PartsTest, Convolution) {
 
 // ---- gates ----
 
+// Probe S12.
 TEST_P(PartsTest, Gates) {
   for (const Batch& batch : batches()) {
     for (const Types& type : kTypes) {

@@ -132,48 +132,8 @@ int32_t launch_slice(const BackwardParameters& in, int key_dim, void* stream) {
   return status;
 }
 
-}  // namespace
-
-bool accepts_scalar_gate_backward(const void* problem) {
-  const MixerBackward& p = *static_cast<const MixerBackward*>(problem);
-  const MixerShape& s = p.shape;
-  if (s.mixer != LLA_SCALAR_GATE || s.key_dim < 1 || s.key_dim > 128 || s.key_dim % 8 != 0) return false;
-  if (s.value_dim < 1 || s.value_dim > kColumns || s.value_dim % 8 != 0 || s.grain != kHalf) return false;
-  for (const View* view : {&p.q, &p.k, &p.v, &p.dy}) {
-    if (view->dtype != LLA_BF16) return false;
-  }
-  for (const View* view : {&p.gate, &p.write, &p.lambda}) {
-    if (!is_factor(*view)) return false;
-  }
-  for (const View* view : {&p.dq, &p.dk, &p.dv}) {
-    if (view->present() && (view->dtype != LLA_BF16 || !can_store(*view))) return false;
-  }
-  for (const View* view : {&p.dgate, &p.dwrite, &p.dlambda}) {
-    if (view->present() && !is_factor_type(view->dtype)) return false;
-  }
-  // Histories are for the portable kernels.
-  if (p.state.nodes.base || p.state.tails.base || p.gradient.nodes.base || p.gradient.tails.base) return false;
-  const int64_t rows = p.batch.total_rows;
-  if (p.batch.most_length > kMostLength || rows > (int64_t{1} << 31) - 2 * kBlock) return false;
-  return can_copy(p.q, s.key_dim, rows, s.groups) && can_copy(p.k, s.key_dim, rows, s.groups) &&
-         can_copy(p.v, s.value_dim, rows, s.heads) && can_copy(p.dy, s.value_dim, rows, s.heads) && is_hopper();
-}
-
-// A launch takes as many parts as fit, and its batch may be smaller than the limits allow.
-void measure_scalar_gate_backward(const void* problem, const Limits& limits, Need* need) {
-  const MixerBackward& p = *static_cast<const MixerBackward*>(problem);
-  const Extent extent(p.shape, limits.rows, limits.sequences, limits.rows_per_sequence, limits.length);
-  const Parts parts(p.shape);
-  const Size one = bytes_of(extent, parts, 1), all = bytes_of(extent, parts, parts.count);
-  if (!one.valid()) {
-    need->shared = -1;
-    return;
-  }
-  need->shared = std::max(one.value(), all.valid() ? std::min(all.value(), most_scratch()) : most_scratch());
-}
-
-int32_t launch_scalar_gate_backward(const void* problem, const Limits&, char* scratch, void* stream) {
-  const MixerBackward& p = *static_cast<const MixerBackward*>(problem);
+// Keys of at most kMostKeyDim columns, values of at most kColumns.
+int32_t launch_piece(const MixerBackward& p, char* scratch, void* stream) {
   const MixerShape& shape = p.shape;
   const BatchView& batch = p.batch;
   if (batch.count == 0 || batch.most_rows == 0) return LLA_OK;
@@ -222,6 +182,67 @@ int32_t launch_scalar_gate_backward(const void* problem, const Limits&, char* sc
     in.head_begin = in.part_first(begin);
     in.head_count = in.part_end(begin + in.part_count - 1) - in.head_begin;
     status = launch_slice(in, parts.key_dim, stream);
+  }
+  return status;
+}
+
+}  // namespace
+
+bool accepts_scalar_gate_backward(const void* problem) {
+  const MixerBackward& p = *static_cast<const MixerBackward*>(problem);
+  const MixerShape& s = p.shape;
+  if (s.mixer != LLA_SCALAR_GATE || s.key_dim < 1 || s.key_dim % 8 != 0) return false;
+  if (s.value_dim < 1 || s.value_dim % 8 != 0) return false;
+  for (const View* view : {&p.q, &p.k, &p.v, &p.dy}) {
+    if (view->dtype != LLA_BF16) return false;
+  }
+  for (const View* view : {&p.gate, &p.write, &p.lambda}) {
+    if (!is_factor(*view)) return false;
+  }
+  for (const View* view : {&p.dq, &p.dk, &p.dv}) {
+    if (view->present() && (view->dtype != LLA_BF16 || !can_store(*view))) return false;
+  }
+  for (const View* view : {&p.dgate, &p.dwrite, &p.dlambda}) {
+    if (view->present() && !is_factor_type(view->dtype)) return false;
+  }
+  // Histories are for the portable kernels.
+  if (p.state.nodes.base || p.state.tails.base || p.gradient.nodes.base || p.gradient.tails.base) return false;
+  const int64_t rows = p.batch.total_rows;
+  if (p.batch.most_length > kMostLength || rows > (int64_t{1} << 31) - 2 * kBlock) return false;
+  return can_copy(p.q, s.key_dim, rows, s.groups) && can_copy(p.k, s.key_dim, rows, s.groups) &&
+         can_copy(p.v, s.value_dim, rows, s.heads) && can_copy(p.dy, s.value_dim, rows, s.heads) && is_hopper();
+}
+
+// A launch takes as many parts as fit, and its batch may be smaller than the limits allow.
+void measure_scalar_gate_backward(const void* problem, const Limits& limits, Need* need) {
+  const MixerBackward& p = *static_cast<const MixerBackward*>(problem);
+  const Extent extent(p.shape, limits.rows, limits.sequences, limits.rows_per_sequence, limits.length);
+  const Parts parts(p.shape);
+  const Size one = bytes_of(extent, parts, 1), all = bytes_of(extent, parts, parts.count);
+  if (!one.valid()) {
+    need->shared = -1;
+    return;
+  }
+  need->shared = std::max(one.value(), all.valid() ? std::min(all.value(), most_scratch()) : most_scratch());
+}
+
+// Wider keys and values go in pieces: scores are sums over pieces of keys, products with dy sums over pieces of values, so
+// that what each piece gives is added up.
+int32_t launch_scalar_gate_backward(const void* problem, const Limits&, char* scratch, void* stream) {
+  const MixerBackward& p = *static_cast<const MixerBackward*>(problem);
+  int32_t status = LLA_OK;
+  for (int64_t value = 0; value < p.shape.value_dim; value += kColumns) {
+    for (int64_t key = 0; key < p.shape.key_dim && status == LLA_OK; key += kMostKeyDim) {
+      MixerBackward piece = p;
+      piece.shape.key_dim = std::min(p.shape.key_dim - key, kMostKeyDim);
+      piece.shape.value_dim = std::min(p.shape.value_dim - value, int64_t{kColumns});
+      for (View* view : {&piece.q, &piece.k, &piece.dq, &piece.dk}) *view = columns_from(*view, key);
+      for (View* view : {&piece.v, &piece.dy, &piece.dv}) *view = columns_from(*view, value);
+      for (View* view : {&piece.dq, &piece.dk}) view->accumulate |= value > 0;
+      piece.dv.accumulate |= key > 0;
+      for (View* view : {&piece.dgate, &piece.dwrite, &piece.dlambda}) view->accumulate |= key > 0 || value > 0;
+      status = launch_piece(piece, scratch, stream);
+    }
   }
   return status;
 }

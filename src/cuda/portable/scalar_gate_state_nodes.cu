@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+// The nodes that a state keeps of a sequence without a history, straight from the sequence's rows: nothing but what is
+// stored is made. Rows are summed up in runs, newest chunk first, each chunk with its decay to the run's end; a node of
+// several runs is their sum. Runs have the same places in every call, so that bits depend on the sequence alone.
+#include "cuda/common/reduce.h"
+#include "cuda/common/scratch_limit.h"
+#include "cuda/portable/head_slices.h"
+#include "cuda/portable/scalar_gate.h"
+
+namespace lla::cuda::scalar_gate {
+
+namespace {
+
+constexpr int kRunLog = 12;  // rows; nodes of fewer rows are a run of their own
+constexpr int64_t kRun = int64_t{1} << kRunLog;
+constexpr int kMostKeyTiles = 2;
+
+// Of a chunk; two are under way. `factor`: write strengths times the decays to the run's end.
+struct ChunkTiles {
+  Tile<false> key[kMostKeyTiles], value;
+  float factor[64];
+};
+struct RunsShared {
+  ChunkTiles tiles[2];
+};
+
+struct StateNodes {
+  Inputs in;
+  float* contents = nullptr;  // [place of the run][head][tile][tiles of dk][64][64]
+  float* decays = nullptr;    // [place of the run][head]: log decay over the run
+  int64_t item = 0;           // of the borders of each sequence
+  int small = 0;              // levels of nodes that are smaller than a run
+  int64_t runs = 0;           // that a sequence touches at most
+  int key_tiles = 1;
+
+  explicit StateNodes(const MixerForward& p) : in(p) {
+    while (in.shape.grain << small < kRun) ++small;
+    runs = ((in.batch.most_rows + kRun - 1) >> kRunLog) + 1;
+    key_tiles = static_cast<int>(tiles_of(in.shape.key_dim));
+  }
+  __device__ int64_t place(const Sequence& sequence, int64_t b, int64_t run) const {
+    return (sequence.row_begin >> kRunLog) + 2 * b + run - (sequence.position >> kRunLog);
+  }
+  __device__ float* content(int64_t place, int64_t head, int64_t tile) const {
+    return contents + ((place * in.shape.heads + head) * tiles_of(in.shape.value_dim) + tile) * key_tiles * kTile * kTile;
+  }
+};
+
+// A border at which nodes are stored: the sequence up to it is one absorbing node and nodes of separate levels.
+struct StoredBorder {
+  const NodesToStore& plan;
+  int64_t number, absorbed;  // chunks of the state up to the border, and of its absorbing node
+  int apart;
+
+  __device__ StoredBorder(const Inputs& in, const Sequence& sequence, int64_t item)
+      : plan(sequence.nodes_to_store[item]), number(plan.position / in.shape.grain) {
+    const Geometry& geometry = in.geometry;
+    apart = geometry.linear ? 0 : geometry.apart - geometry.chunk.ratio_log;
+    absorbed = geometry.absorbs && apart < 63 ? number >> apart << apart : 0;
+  }
+  __device__ bool wants(int level) const { return plan.node[level] >= 0 && ((plan.write >> level) & 1) != 0; }
+  // Rows [begin, end) of the node of a separate level.
+  __device__ bool has(int level) const { return level < apart && ((number >> level) & 1) != 0; }
+  __device__ int64_t begin(int level, int64_t grain) const { return (number >> (level + 1) << (level + 1)) * grain; }
+};
+
+// Rows of a sequence without a history, by their distance from its first one. Sweeps take tensors whose rows are whole
+// pieces of 16 bytes only.
+struct CallRows {
+  const char *key, *value;
+  int64_t key_bytes, value_bytes;
+  int key_columns, value_columns;
+
+  __device__ CallRows(const Inputs& in, const Sequence& sequence, int64_t head, int64_t v0)
+      : key(static_cast<const char*>(in.k.at(sequence.index, sequence.row_begin, in.shape.group_of(head)))),
+        value(static_cast<const char*>(in.v.at(sequence.index, sequence.row_begin, head)) + 2 * v0),
+        key_bytes(2 * in.k.row_stride),
+        value_bytes(2 * in.v.row_stride),
+        key_columns(static_cast<int>(in.shape.key_dim)),
+        value_columns(static_cast<int>(in.shape.value_dim - v0)) {}
+
+  // 64 rows from `row` on into tiles; those before the first one count as zero. Complete after arrive().
+  __device__ __forceinline__ void fill(int64_t row, int key_tiles, ChunkTiles& to) const {
+    const int c = 8 * (threadIdx.x % 8), first = threadIdx.x / 8;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int r = first + 16 * i, place = r * kStride + c;
+      const bool live = row + r >= 0;
+      const char* k = live ? key + (row + r) * key_bytes + 2 * c : key;
+      const char* v = live ? value + (row + r) * value_bytes + 2 * c : value;
+      copy_async16(to.key[0].data + place, k, live && c < key_columns ? 16 : 0);
+      if (key_tiles > 1) copy_async16(to.key[1].data + place, k + 2 * kTile, live && c + kTile < key_columns ? 16 : 0);
+      copy_async16(to.value.data + place, v, live && c < value_columns ? 16 : 0);
+    }
+  }
+};
+
+// By one warp: the gates of 64 rows, and what follows from them.
+struct ChunkGates {
+  float gate[2], write[2];
+
+  __device__ __forceinline__ void load(const Inputs& in, const Sequence& sequence, int64_t head, int64_t row) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int64_t r = row + threadIdx.x % 32 + 32 * half, at = sequence.row_begin + r;
+      gate[half] = 0, write[half] = r >= 0 ? 1 : 0;
+      if (r < 0) continue;
+      if (in.gate.present()) gate[half] = load_element(in.gate.at(sequence.index, at, head), in.gate.dtype, 0);
+      if (in.write.present()) write[half] = load_element(in.write.at(sequence.index, at, head), in.write.dtype, 0);
+    }
+  }
+  // `newer`: log decay over the chunks that come later; gives the one with this chunk.
+  __device__ __forceinline__ float make_factors(float newer, float (&factor)[64]) {
+    const int lane = threadIdx.x % 32;
+    float sum[2] = {gate[0], gate[1]};  // from the row on, in its half
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float x = __shfl_down_sync(kAllLanes, sum[half], d);
+        if (lane + d < 32) sum[half] += x;
+      }
+    }
+    const float high = __shfl_sync(kAllLanes, sum[1], 0);
+    float after[2];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      after[half] = __shfl_down_sync(kAllLanes, sum[half], 1);
+      if (lane == 31) after[half] = 0;
+    }
+    factor[lane] = write[0] * decay_of(newer + (after[0] + high));
+    factor[lane + 32] = write[1] * decay_of(newer + after[1]);
+    return newer + (__shfl_sync(kAllLanes, sum[0], 0) + high);
+  }
+};
+
+// Sums up the chunks of rows [begin, end), whose ends are borders of chunks, and gives the sum to store(part, sum), log
+// decays to total(sum). Rows before the sequence count as zero.
+template <class Store, class Total>
+__device__ __forceinline__ void sum_rows(const Inputs& in, const Sequence& sequence, int64_t head, int64_t v0, int64_t begin,
+                                         int64_t end, int key_tiles, RunsShared& shared, Store store, Total total) {
+  const CallRows rows(in, sequence, head, v0);
+  TileSum sum[kMostKeyTiles];
+#pragma unroll
+  for (int i = 0; i < kMostKeyTiles; ++i) sum[i].clear();
+  ChunkGates gates;
+  float newer = 0;  // of the first warp: log decay over the chunks that are done
+  const bool makes_factors = threadIdx.x < 32;
+  // Distances of chunks' first rows from the sequence's.
+  const int64_t first = max(begin, sequence.position & ~int64_t{kTile - 1}) - sequence.position;
+  int64_t row = end - sequence.position - kTile;
+  int side = 0;
+  if (row >= first) {
+    rows.fill(row, key_tiles, shared.tiles[0]);
+    if (makes_factors) {
+      gates.load(in, sequence, head, row);
+      newer = gates.make_factors(newer, shared.tiles[0].factor);
+    }
+  }
+#pragma unroll 1
+  for (; row >= first; row -= kTile, side ^= 1) {
+    arrive();
+    const bool more = row > first;
+    if (more) rows.fill(row - kTile, key_tiles, shared.tiles[side ^ 1]);
+    if (more && makes_factors) gates.load(in, sequence, head, row - kTile);
+    ChunkTiles& tiles = shared.tiles[side];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int r = threadIdx.x / 8 + 16 * i;
+      const float factor = tiles.factor[r];
+      uint4& eight = *reinterpret_cast<uint4*>(tiles.value.data + r * kStride + 8 * (threadIdx.x % 8));
+      uint4 x = eight;
+      for (uint32_t* pair : {&x.x, &x.y, &x.z, &x.w})
+        *pair = bf16_pair(factor * __uint_as_float(*pair << 16), factor * __uint_as_float(*pair & 0xffff0000u));
+      eight = x;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kMostKeyTiles; ++i) {
+      if (i < key_tiles) multiply_tiles<false, Layout::Across, Layout::Across>(sum[i], kTile, tiles.key[i], tiles.value);
+    }
+    if (more && makes_factors) newer = gates.make_factors(newer, shared.tiles[side ^ 1].factor);
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kMostKeyTiles; ++i) {
+    if (i < key_tiles) store(i, sum[i]);
+  }
+  if (threadIdx.x == 0) total(newer);
+}
+
+// One block: one run, or one small node, of one head and 64 columns of values.
+__global__ void __launch_bounds__(kThreads) sum_runs(const __grid_constant__ StateNodes a, int64_t tasks) {
+  auto& shared = *reinterpret_cast<RunsShared*>(shared_memory());
+  const Inputs& in = a.in;
+  const int64_t heads = in.shape.heads, tiles = tiles_of(in.shape.value_dim), pieces = a.runs + a.small;
+  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const int64_t head = in.head_of(task % heads), tile = task / heads % tiles, piece = task / heads / tiles % pieces;
+    const int64_t b = task / heads / tiles / pieces;
+    const Sequence& sequence = in.batch.sequences[b];
+    if (!takes_sweep(sequence) || a.item >= sequence.nodes_to_store_count) continue;
+    const StoredBorder border(in, sequence, a.item);
+    const int64_t grain = in.shape.grain, v0 = tile * kTile, value_dim = in.shape.value_dim;
+    if (piece < a.small) {
+      const int level = static_cast<int>(piece);
+      if (!border.has(level) || !border.wants(level)) continue;
+      const int64_t begin = border.begin(level, grain);
+      const int32_t id = border.plan.node[level], dtype = in.state.node_layout.dtype;
+      char* to = in.state.node(id, head);
+      sum_rows(
+          in, sequence, head, v0, begin, begin + (grain << level), a.key_tiles, shared,
+          [&](int part, TileSum& sum) {
+            each_pair(sum, [&](int r, int c, float x, float y) {
+              const int64_t row = part * kTile + r, column = v0 + c;
+              if (row >= in.shape.key_dim) return;
+              if (column < value_dim) store_element(to, dtype, row * value_dim + column, x);
+              if (column + 1 < value_dim) store_element(to, dtype, row * value_dim + column + 1, y);
+            });
+          },
+          [&](float decay) {
+            if (tile == 0) store_element(in.state.node_decay(id, head), LLA_F32, 0, decay);
+          });
+      continue;
+    }
+    // A run of the absorbing node, or of a node of the level that its number says.
+    const int64_t run = (sequence.position >> kRunLog) + piece - a.small, begin = run << kRunLog;
+    const int64_t absorbed_end = border.absorbed * grain, position = border.plan.position;
+    int64_t end = begin + kRun;
+    int level = kAbsorbed;
+    if (begin < absorbed_end) {
+      end = min(end, absorbed_end);
+    } else {
+      const int64_t differ = run ^ (position >> kRunLog);
+      if (end > position || differ == 0) continue;
+      level = highest_bit(differ) + a.small;
+    }
+    if (!border.wants(level)) continue;
+    const int64_t place = a.place(sequence, b, run);
+    float* to = a.content(place, head, tile);
+    sum_rows(
+        in, sequence, head, v0, begin, end, a.key_tiles, shared,
+        [&](int part, TileSum& sum) {
+          each_pair(sum, [&](int r, int c, float x, float y) {
+            *reinterpret_cast<float2*>(to + (part * kTile + r) * kTile + c) = make_float2(x, y);
+          });
+        },
+        [&](float decay) {
+          if (tile == 0) a.decays[place * heads + head] = decay;
+        });
+  }
+}
+
+// One block: one node of several runs, one head; the absorbing node too where it has none.
+__global__ void __launch_bounds__(kWalkThreads) join_runs(const __grid_constant__ StateNodes a, int levels, int64_t tasks) {
+  const Inputs& in = a.in;
+  const int64_t heads = in.shape.heads, grain = in.shape.grain, value_dim = in.shape.value_dim;
+  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const int64_t head = task % heads, index = task / heads % (levels + 1), b = task / heads / (levels + 1);
+    const Sequence& sequence = in.batch.sequences[b];
+    if (!takes_sweep(sequence) || a.item >= sequence.nodes_to_store_count) continue;
+    const StoredBorder border(in, sequence, a.item);
+    const int level = index == levels ? kAbsorbed : static_cast<int>(index) + a.small;
+    if (!border.wants(level)) continue;
+    int64_t begin = 0, end = border.absorbed * grain;
+    if (level == kAbsorbed) {
+      if (!in.geometry.absorbs) continue;
+    } else {
+      if (!border.has(level)) continue;
+      begin = border.begin(level, grain);
+      end = begin + (grain << level);
+    }
+    begin = max(begin, sequence.position);
+    const int64_t first = begin >> kRunLog, last = (end - 1) >> kRunLog;  // runs
+    const int32_t id = border.plan.node[level], dtype = in.state.node_layout.dtype;
+    char* to = in.state.node(id, head);
+    const int64_t size = in.shape.key_dim * value_dim;
+    for (int64_t e = threadIdx.x; e <= size; e += kWalkThreads) {  // the one after the last is the log decay
+      const int64_t row = e / value_dim, column = e % value_dim;
+      float sum = 0, newer = 0;
+      for (int64_t run = last; run >= first && begin < end; --run) {
+        const int64_t place = a.place(sequence, b, run);
+        if (e < size) sum = fmaf(decay_of(newer), a.content(place, head, column / kTile)[row * kTile + column % kTile], sum);
+        newer += a.decays[place * heads + head];
+      }
+      if (e < size)
+        store_element(to, dtype, e, sum);
+      else
+        store_element(in.state.node_decay(id, head), LLA_F32, 0, newer);
+    }
+  }
+}
+
+// For slices of this many heads.
+void take(Carver* carver, const MixerShape& shape, const Limits& limits, int64_t heads, StateNodes* to) {
+  const Size places = (Size(limits.rows >> kRunLog) + Size(limits.sequences) * 2) * heads;
+  float* contents = carver->take<float>(places * (tiles_of(shape.value_dim) * tiles_of(shape.key_dim) * kTile * kTile));
+  float* decays = carver->take<float>(places);
+  if (!to) return;
+  to->contents = contents;
+  to->decays = decays;
+}
+
+Size bytes_of(const MixerShape& shape, const Limits& limits, int64_t heads) {
+  Carver carver;
+  take(&carver, shape, limits, heads, nullptr);
+  return carver.used;
+}
+
+int32_t launch_slice(const MixerForward& p, char* scratch, void* stream) {
+  const BatchView& batch = p.batch;
+  StateNodes a(p);
+  Carver carver{scratch, 0};
+  take(&carver, p.shape, a.in.limits(), p.shape.heads, &a);
+  int levels = 0;  // of nodes of one run and more
+  for (int64_t n = batch.most_length >> kRunLog; n > 0; n >>= 1) ++levels;
+  const int64_t sums = batch.count * (a.runs + a.small) * tiles_of(p.shape.value_dim) * p.shape.heads;
+  const int64_t joins = batch.count * (levels + 1) * p.shape.heads;
+  int32_t status = LLA_OK;
+  for (a.item = 0; a.item < min(batch.most_nodes_to_store, kSweepBorders) && status == LLA_OK; ++a.item) {
+    status = launch(sum_runs, sums, kThreads, sizeof(RunsShared), stream, a, sums);
+    if (status == LLA_OK) status = launch(join_runs, joins, kWalkThreads, 0, stream, a, levels, joins);
+  }
+  return status;
+}
+
+}  // namespace
+
+int64_t state_nodes_bytes(const MixerShape& shape, const Limits& limits) {
+  return sliced_bytes(shape.heads, [&](int64_t heads) { return bytes_of(shape, limits, heads); });
+}
+
+int32_t launch_state_nodes(const MixerForward& p, char* scratch, void* stream) {
+  if (!p.batch.stores || !p.state.nodes.base) return LLA_OK;
+  const Limits limits = Inputs(p).limits();
+  HeadSlices slices(p.shape, 1);
+  slices.choose([&](int64_t heads) { return fits_scratch(bytes_of(p.shape, limits, heads)); });
+  int32_t status = LLA_OK;
+  for (HeadSlice slice = slices.first(); slice.count > 0 && status == LLA_OK; slice = slices.next(slice))
+    status = launch_slice(slices.problem_of(p, slice), scratch, stream);
+  return status;
+}
+
+int32_t load_state_nodes() {
+  const int32_t status = load_kernel(sum_runs);
+  return status == LLA_OK ? load_kernel(join_runs) : status;
+}
+
+}  // namespace lla::cuda::scalar_gate
