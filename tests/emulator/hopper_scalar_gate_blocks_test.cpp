@@ -19,7 +19,7 @@ struct Blocks {
   std::vector<Sequence> sequences;
   int key_dim = 64;
   std::vector<BlockFactors> factors;
-  std::vector<float> up, reads, through, row_reads, dq_parts, dq_sums;
+  std::vector<float> totals, up, reads, through, row_reads, dq_parts, dq_sums;
   std::vector<unsigned short> nodes;
   Tensor k, v, gate, dgate, dq;
   Random random{7};
@@ -56,6 +56,7 @@ struct Blocks {
     const auto share = [&] { return random.uniform() < 0.1 ? 0 : random.uniform(); };
     const auto normal = [&] { return random.normal(); };
     factors.resize(slots);
+    fill(&totals, slots, normal);
     fill(&up, slots, share);
     fill(&reads, slots * kMostEntries, normal);
     fill(&through, slots, normal);
@@ -70,6 +71,7 @@ struct Blocks {
     nodes.assign(slots * static_cast<size_t>(key_dim) * kColumns, 0x7fff);
     in.factors_memory = reinterpret_cast<char*>(factors.data());
     in.factor_bytes = static_cast<int64_t>(sizeof(BlockFactors));
+    in.totals = totals.data();
     in.up = up.data();
     in.reads = reads.data();
     in.through = through.data();

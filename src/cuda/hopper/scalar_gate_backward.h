@@ -71,7 +71,7 @@ struct BackwardParameters {
 
   // Scratch; [slot] = place * head_count + head's number in the slice.
   char* factors_memory = nullptr;  // [slot] BlockFactors with λ
-  float* totals = nullptr;         // [slot] log decay over the block
+  float* totals = nullptr;         // [slot] log decay over the block; last, flow that crosses its end
   float* up = nullptr;             // [slot] decay from the end of the block's node to that of the node that takes it in
   unsigned short* nodes_memory = nullptr;  // [slot][key_dim padded][64] bf16: the node that the block makes
   unsigned short* grads_memory = nullptr;  // the same of its gradient: from its readers, later in all

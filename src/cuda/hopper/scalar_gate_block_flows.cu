@@ -9,8 +9,8 @@ namespace lla::cuda::hopper {
 
 namespace {
 
-constexpr int kWindow =
-    32;  // blocks that follow each other, from a multiple on: one for each lane; a level of nodes has a warp
+// Blocks that follow each other, from a multiple on: one for each lane; a level of nodes has a warp.
+constexpr int kWindow = 32;
 
 // Flow that crosses the start of block `reader`, of the node of level `level` that the block reads; 0: of none. All lanes of
 // the window come together, lane i with its block i.
@@ -48,62 +48,15 @@ __device__ __forceinline__ float crossing(const BackwardParameters& in, const Bl
   return sum + (goes_on ? in.through[slot(begin - 1)] : 0.0f);
 }
 
-// A warp's block: four rows a lane.
-struct GateRows {
-  float sum[4];  // flow of what a row reads less that of what others read of it
-  float gate[4];
-  int live = 0;  // bits
-
-  __device__ __forceinline__ GateRows(const BackwardParameters& in, const BlockOfRows& block, int number) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int64_t slot = in.slot(block.place, number);
-    const float4 of_reads = reinterpret_cast<const float4*>(in.row_reads + slot * kBlock)[lane];
-    const float4 of_others = reinterpret_cast<const float4*>(in.row_others(slot))[lane];
-    const float reads[4] = {of_reads.x, of_reads.y, of_reads.z, of_reads.w};
-    const float others[4] = {of_others.x, of_others.y, of_others.z, of_others.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int r = 4 * lane + i;
-      const bool lives = r >= block.lo && r < block.hi;
-      live |= lives ? 1 << i : 0;
-      sum[i] = lives ? reads[i] - others[i] : 0.0f;
-      gate[i] = lives && in.gate.present()
-                    ? load_element(in.gate.at(block.index, block.row + r, in.head_of(number)), in.gate.dtype, 0)
-                    : 0.0f;
-    }
-  }
-
-  // at_end: flow that crosses the block's end.
-  __device__ __forceinline__ void put(const BackwardParameters& in, const BlockOfRows& block, int number, float at_end) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-    for (int i = 2; i >= 0; --i) sum[i] += sum[i + 1];
-    float later = __shfl_down_sync(kAllLanes, sum[0], 1);  // of the lanes behind
-    if (lane == 31) later = 0;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const float more = __shfl_down_sync(kAllLanes, later, d);
-      if (lane + d < 32) later += more;
-    }
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if (!(live >> i & 1)) continue;
-      // Nothing crosses a gate that lets nothing through.
-      const float x = decay_of(gate[i]) == 0 ? 0.0f : sum[i] + later + at_end;
-      put_element(in.dgate.at(block.index, block.row + 4 * lane + i, in.head_of(number)), in.dgate.dtype, 0, x,
-                  in.dgate.accumulate);
-    }
-  }
-};
-
 // Windows of the blocks that follow one that a sequence touches.
 LLA_HOST_DEVICE inline int64_t windows_of(const BackwardParameters& in) { return (in.blocks + 2 * kWindow - 2) / kWindow; }
 
-constexpr int kFlowWarps = kMostEntries, kRounds = kWindow / kFlowWarps;
+constexpr int kFlowWarps = kMostEntries;
 
-// One block of threads: the blocks whose ends a window's blocks begin at, of one head.
-__global__ void __launch_bounds__(32 * kFlowWarps, 3)
-    gate_flows(const __grid_constant__ BackwardParameters in, int windows, int tasks) {
+// Flows that cross the ends of blocks, to the place of their decays, which nobody needs any more. One block of threads: the
+// blocks whose ends a window's blocks begin at, of one head.
+__global__ void __launch_bounds__(32 * kFlowWarps)
+    cross_ends(const __grid_constant__ BackwardParameters in, int windows, int tasks) {
   __shared__ float flows[kMostEntries][kWindow];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
   for (int task = static_cast<int>(blockIdx.x); task < tasks; task += static_cast<int>(gridDim.x)) {
@@ -114,16 +67,79 @@ __global__ void __launch_bounds__(32 * kFlowWarps, 3)
     if (window > first.end) continue;
     flows[warp][lane] = crossing(in, first, number, warp, window + lane);
     __syncthreads();
-#pragma unroll 1
-    for (int round = 0; round < kRounds; ++round) {
-      const int place = round * kFlowWarps + warp, at = window + place - 1;  // the warp's block
-      if (at < first.first || at >= first.end) continue;
-      BlockOfRows block = first;
-      block.move_to(at);
-      float at_end = 0;
+    const int block = window + lane - 1;
+    if (warp == 0 && block >= first.first && block < first.end) {
+      float sum = 0;
 #pragma unroll
-      for (int level = 0; level < kMostEntries; ++level) at_end += flows[level][place];
-      GateRows(in, block, number).put(in, block, number, at_end);
+      for (int level = 0; level < kMostEntries; ++level) sum += flows[level][lane];
+      in.totals[in.slot(first.place_of(block), number)] = sum;
+    }
+    __syncthreads();
+  }
+}
+
+constexpr int kGateHeads = 8;  // of a task, one for each warp: rows of neighbouring heads share sectors of memory
+constexpr int kGateThreads = 32 * kGateHeads, kGateRows = kBlock * kGateHeads / kGateThreads;  // rows of a thread
+
+// A warp's block and head: four rows a lane. `rows`: gates, then their gradients.
+__device__ __forceinline__ void put_gates(const BackwardParameters& in, const BlockOfRows& block, int64_t slot,
+                                          float* rows) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const float4 of_reads = reinterpret_cast<const float4*>(in.row_reads + slot * kBlock)[lane];
+  const float4 of_others = reinterpret_cast<const float4*>(in.row_others(slot))[lane];
+  const float at_end = in.totals[slot];
+  // Flow of what a row reads less that of what others read of it; then with the later rows.
+  float sum[4] = {of_reads.x - of_others.x, of_reads.y - of_others.y, of_reads.z - of_others.z, of_reads.w - of_others.w};
+#pragma unroll
+  for (int i = 3; i >= 0; --i) {
+    const int r = 4 * lane + i;
+    sum[i] = (r >= block.lo && r < block.hi ? sum[i] : 0.0f) + (i < 3 ? sum[i + 1] : 0.0f);
+  }
+  float later = __shfl_down_sync(kAllLanes, sum[0], 1);  // of the lanes behind
+  if (lane == 31) later = 0;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const float more = __shfl_down_sync(kAllLanes, later, d);
+    if (lane + d < 32) later += more;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    float& row = rows[4 * lane + i];
+    // Nothing crosses a gate that lets nothing through.
+    row = decay_of(row) == 0 ? 0.0f : sum[i] + later + at_end;
+  }
+}
+
+// One block of threads: one block of rows, kGateHeads heads of the slice.
+__global__ void __launch_bounds__(kGateThreads)
+    put_gate_gradients(const __grid_constant__ BackwardParameters in, int chunks, int64_t tasks) {
+  __shared__ float rows[kGateHeads][kBlock + 4];
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
+  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const int64_t n = task / chunks;
+    BlockOfRows block;
+    if (!find_block(in, n, &block)) continue;
+    const int first = static_cast<int>(task - n * chunks) * kGateHeads, heads = min(kGateHeads, in.head_count - first);
+    // This thread's head, and its rows thread / kGateHeads + kBlock / kGateRows i.
+    const int own = thread % kGateHeads, head = own < heads ? in.head_of(in.head_begin + first + own) : 0;
+    const auto row_of = [&](int i) { return thread / kGateHeads + kBlock / kGateRows * i; };
+    const auto live = [&](int r) { return own < heads && r >= block.lo && r < block.hi; };
+    float gate[kGateRows];
+#pragma unroll
+    for (int i = 0; i < kGateRows; ++i)
+      gate[i] = live(row_of(i)) && in.gate.present()
+                    ? load_element(in.gate.at(block.index, block.row + row_of(i), head), in.gate.dtype, 0)
+                    : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kGateRows; ++i) rows[own][row_of(i)] = gate[i];
+    __syncthreads();
+    if (warp < heads) put_gates(in, block, in.slot(block.place, in.head_begin + first + warp), rows[warp]);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kGateRows; ++i) {
+      if (live(row_of(i)))
+        put_element(in.dgate.at(block.index, block.row + row_of(i), head), in.dgate.dtype, 0, rows[own][row_of(i)],
+                    in.dgate.accumulate);
     }
     __syncthreads();
   }
@@ -192,8 +208,12 @@ __global__ void __launch_bounds__(kSumThreads)
 
 int32_t launch_block_flows(const BackwardParameters& in, void* stream) {
   const int64_t windows = windows_of(in), tasks = in.batch.count * windows * in.head_count;
+  const int64_t chunks = (in.head_count + kGateHeads - 1) / kGateHeads, blocks = in.batch.count * in.blocks * chunks;
   if (tasks >= int64_t{1} << 30) return LLA_INTERNAL;
-  return launch(gate_flows, tasks, 32 * kFlowWarps, 0, stream, in, static_cast<int>(windows), static_cast<int>(tasks));
+  const int32_t status =
+      launch(cross_ends, tasks, 32 * kFlowWarps, 0, stream, in, static_cast<int>(windows), static_cast<int>(tasks));
+  if (status != LLA_OK) return status;
+  return launch(put_gate_gradients, blocks, kGateThreads, 0, stream, in, static_cast<int>(chunks), blocks);
 }
 
 int32_t launch_part_sums(const BackwardParameters& in, const View& to, const float* parts, float* sums, int key_dim,
@@ -204,7 +224,8 @@ int32_t launch_part_sums(const BackwardParameters& in, const View& to, const flo
 }
 
 int32_t load_block_flows() {
-  int32_t status = load_kernel(gate_flows);
+  int32_t status = load_kernel(cross_ends);
+  if (status == LLA_OK) status = load_kernel(put_gate_gradients);
   if (status == LLA_OK) status = load_kernel(sum_parts<64>);
   if (status == LLA_OK) status = load_kernel(sum_parts<128>);
   return status;

@@ -162,23 +162,15 @@ __global__ void __launch_bounds__(32 * kWalkWarps)
       if (warp == 0) walk.put_decays(in, begin, count, true, decays);
       const uint4 next = *walk.at(in.grads_memory, walk.slot(in, begin));
       __syncthreads();
-      uint4 own[kWalkSteps], node[kWalkSteps];  // all on their way at once
-#pragma unroll
-      for (int n = 0; n < kWalkSteps; ++n) {
-        const int i = n * kWalkWarps + warp;
-        const int64_t slot = i < count ? walk.slot(in, begin + i) : 0;
-        own[n] = i < count ? *walk.at(in.grads_memory, slot) : make_uint4(0, 0, 0, 0);
-        node[n] = i < count ? *walk.at(in.nodes_memory, slot) : make_uint4(0, 0, 0, 0);
-      }
-#pragma unroll
-      for (int n = 0; n < kWalkSteps; ++n) {
-        const int i = n * kWalkWarps + warp;
-        if (i >= count) continue;
+#pragma unroll 2
+      for (int i = warp; i < count; i += kWalkWarps) {
         const int64_t slot = walk.slot(in, begin + i);
-        const float flow = warp_sum(decays[i] * carry.dot(node[n]));
+        uint4* at = walk.at(in.grads_memory, slot);
+        const uint4 own = *at, node = *walk.at(in.nodes_memory, slot);
+        const float flow = warp_sum(decays[i] * carry.dot(node));
         Elements sum = carry;
-        sum.step(decays[i], own[n]);
-        *walk.at(in.grads_memory, slot) = sum.packed();
+        sum.step(decays[i], own);
+        *at = sum.packed();
         if (threadIdx.x % 32 == 0) in.row_others(slot)[walk.piece()] = flow;
       }
       carry.step(decays[0], next);
