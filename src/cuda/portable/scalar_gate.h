@@ -135,7 +135,8 @@ struct Inputs {
   Geometry geometry;
   NodeScratch scratch;
   int most_entries = 0;
-  bool beside_sweeps = false;  // sequences that take_sweep() names are others' work
+  bool beside_sweeps = false;  // sequences that takes_sweep() names are others' work
+  SweepRoutes routes;
 
   template <class Problem>
   explicit Inputs(const Problem& p)
@@ -148,7 +149,8 @@ struct Inputs {
         write(p.write),
         lambda(p.lambda),
         state(p.state),
-        geometry(p.shape, p.state) {
+        geometry(p.shape, p.state),
+        routes(sweep_routes(p.shape, p.state)) {
     most_entries = geometry.most_entries(shape, batch.most_length, batch.most_rows);
     const int64_t most_rows = batch.most_rows + shape.grain - 1;  // with those of the tail
     geometry.slots.most = most_rows >> geometry.chunk.rows_log;
@@ -214,7 +216,7 @@ struct Walk {
 
   __device__ Walk(const Inputs& in, int64_t b)
       : sequence(in.batch.sequences[b]), range(sequence, in.geometry.chunk), slot(in.geometry.slots.first(in.batch, b)) {
-    if (sequence.padding || (in.beside_sweeps && takes_sweep(sequence))) range.count = range.full = 0;
+    if (sequence.padding || (in.beside_sweeps && takes_sweep(sequence, in.routes))) range.count = range.full = 0;
   }
   __device__ __forceinline__ int64_t slot_of(int64_t chunk) const { return slot + chunk - range.first; }
   __device__ __forceinline__ bool makes(int64_t chunk) const {
