@@ -165,7 +165,7 @@ class Problem {
   std::vector<Sequence> sequences;
   std::vector<std::unique_ptr<Memory>> memories;
   std::unique_ptr<Tensor> q, k, v, dy, gate, write, lambda, dk, dv, dwrite;
-  Memory *readers, *sources, *totals, *up, *nodes, *grads, *reads, *through, *row_others, *pieces, *dk_parts;
+  Memory *factors, *totals, *up, *nodes, *grads, *reads, *through, *pieces, *dk_parts;
   std::mt19937_64 random;
 
   explicit Problem(const Options& options) : o(options), random(options.seed) {
@@ -262,31 +262,27 @@ class Problem {
     in.places = (rows >> kBlockLog) + 2 * in.batch.count;
     in.entries = in.linear ? 1 : 0;
     for (int64_t n = (most_length - 1) >> kBlockLog; n > 0 && !in.linear; n >>= 1) ++in.entries;
-    in.reader_bytes = static_cast<int64_t>(sizeof(ReaderFactors)) + in.entries * kBlock * 4;
+    in.factor_bytes = BlockFactors::bytes(in.entries, in.linear);
     in.piece_levels = BackwardParameters::piece_levels_of(most_length, in.linear);
     const size_t slots = static_cast<size_t>(in.places * in.head_count), node = static_cast<size_t>(key_dim * kColumns);
-    readers = memory(slots * static_cast<size_t>(in.reader_bytes));
-    sources = memory(slots * sizeof(SourceFactors));
+    factors = memory(slots * static_cast<size_t>(in.factor_bytes));
     totals = memory(slots * 4);
     up = memory(slots * 4);
     nodes = memory(slots * node * 2);
     grads = memory(slots * node * 2);
     reads = memory(slots * kMostEntries * 4);
     through = memory(slots * 4);
-    row_others = memory(slots * kBlock * 4);
     pieces = memory(
         static_cast<size_t>(BackwardParameters::piece_places(rows, in.batch.count) * in.piece_levels * in.head_count) *
         node * 4);
     dk_parts = memory(static_cast<size_t>(in.part_count * in.places * kBlock * key_dim * 4));
-    in.readers = readers->device<char>();
-    in.sources = sources->device<SourceFactors>();
+    in.factors_memory = factors->device<char>();
     in.totals = totals->device<float>();
     in.up = up->device<float>();
     in.nodes_memory = nodes->device<unsigned short>();
     in.grads_memory = grads->device<unsigned short>();
     in.reads = reads->device<float>();
     in.through = through->device<float>();
-    in.row_others = row_others->device<float>();
     in.node_pieces = pieces->device<float>();
     in.dk_parts = dk_parts->device<float>();
     in.nodes = map_of_nodes(in.nodes_memory);
@@ -417,9 +413,9 @@ class Problem {
   }
   int parent(int block) const { return in.linear ? block + 1 : block + (1 << level_of(block)); }
 
-  // What factors are of a block and head.
-  void factors_of(size_t b, const Rows& rows, ReaderFactors* reader, float* entries, SourceFactors* source,
-                  double* total_decay, double* up_decay) {
+  // What factors are of a block and head; `to` has in.factor_bytes.
+  void factors_of(size_t b, const Rows& rows, BlockFactors* to, double* total_decay, double* up_decay) {
+    std::memset(static_cast<void*>(to), 0, static_cast<size_t>(in.factor_bytes));
     const double scale = in.shape.scale;
     for (int r = 0; r < kBlock; ++r) {
       const size_t at = static_cast<size_t>(r);
@@ -427,44 +423,38 @@ class Problem {
       for (int l = 1; l <= kInnerLevels; ++l) {
         const bool upper = r >> (l - 1) & 1;
         const double decay = upper ? rows.prefix(l - 1, r) : rows.suffix(l - 1, r);
-        const double weight = live && upper ? lambda_of(rows, r, l) : 0;
-        reader->level[l - 1][r] = static_cast<float>(!live ? 0 : decay * (upper ? scale : rows.write[at]));
-        reader->lambda[l][r] = static_cast<float>(weight);
-        source->level[l - 1][r] = static_cast<float>(!live ? 0 : upper ? scale * weight * decay : decay);
+        to->level[l - 1][r] = static_cast<float>(!live ? 0 : upper ? scale * decay : decay);
+        if (!in.linear) to->lambda(l)[r] = static_cast<float>(live && upper ? lambda_of(rows, r, l) : 0);
       }
-      reader->lambda[0][r] = static_cast<float>(live ? lambda_of(rows, r, 0) : 0);
-      reader->diagonal[r] = static_cast<float>(scale * rows.write[at]);
-      reader->start[r] = static_cast<float>(live ? scale * rows.decay(0, r + 1) : 0);
-      source->diagonal[r] = static_cast<float>(live ? scale * lambda_of(rows, r, 0) : 0);
-      source->write[r] = static_cast<float>(rows.write[at]);
-      source->fold[r] = static_cast<float>(live ? rows.decay(r + 1, kBlock) : 0);
+      if (!in.linear) to->lambda(0)[r] = static_cast<float>(live ? lambda_of(rows, r, 0) : 0);
+      to->start[r] = static_cast<float>(live ? scale * rows.decay(0, r + 1) : 0);
+      to->write[r] = static_cast<float>(rows.write[at]);
+      to->fold[r] = static_cast<float>(live ? rows.decay(r + 1, kBlock) : 0);
     }
     int entry = 0;
     for (int u : reads_of(rows)) {
-      reader->newer[entry] = static_cast<float>(block_decay(b, node_end(rows.block, u) + 1, rows.block, rows.i));
-      for (int r = 0; r < kBlock; ++r)
-        entries[entry * kBlock + r] = static_cast<float>(rows.live(r) ? lambda_of(rows, r, kInnerLevels + 1 + u) : 0);
+      to->newer[entry] = static_cast<float>(block_decay(b, node_end(rows.block, u) + 1, rows.block, rows.i));
+      for (int r = 0; r < kBlock && !in.linear; ++r)
+        to->lambda(kInnerLevels + 1 + entry)[r] =
+            static_cast<float>(rows.live(r) ? lambda_of(rows, r, kInnerLevels + 1 + u) : 0);
       ++entry;
     }
-    for (; entry < kMostEntries; ++entry) reader->newer[entry] = 0;
     *total_decay = rows.decay(0, kBlock);
     const int p = parent(rows.block);
     *up_decay = p < rows.end ? block_decay(b, rows.block + 1, p + 1, rows.i) : 0;
   }
-  ReaderFactors* reader_at(int64_t slot) {
-    return reinterpret_cast<ReaderFactors*>(readers->host<char>() + slot * in.reader_bytes);
+  BlockFactors* factors_at(int64_t slot) {
+    return reinterpret_cast<BlockFactors*>(factors->host<char>() + slot * in.factor_bytes);
   }
   void fill_factors() {
     each([&](size_t b, int block, int i) {
       const Rows rows = rows_of(b, block, i);
       double total, up_decay;
-      ReaderFactors* reader = reader_at(rows.slot);
-      factors_of(b, rows, reader, reinterpret_cast<float*>(reader + 1), sources->host<SourceFactors>() + rows.slot, &total,
-                 &up_decay);
+      factors_of(b, rows, factors_at(rows.slot), &total, &up_decay);
       totals->host<float>()[rows.slot] = static_cast<float>(std::log(total));
       up->host<float>()[rows.slot] = static_cast<float>(up_decay);
     });
-    for (Memory* m : {readers, sources, totals, up}) m->to_device();
+    for (Memory* m : {factors, totals, up}) m->to_device();
   }
   void fill_nodes(Memory* of) {
     each([&](size_t b, int block, int i) {
@@ -494,7 +484,7 @@ struct Error {
 // The largest error of the factors.
 inline double factors_error(Problem& p) {
   p.check(launch_factors(p.in, nullptr));
-  for (Memory* m : {p.readers, p.sources, p.totals, p.up}) m->to_host();
+  for (Memory* m : {p.factors, p.totals, p.up}) m->to_host();
   double most = p.failed ? INFINITY : 0;
   const auto compare = [&](double got, double want) {
     const double error = std::fabs(got - want);
@@ -502,22 +492,36 @@ inline double factors_error(Problem& p) {
   };
   p.each([&](size_t b, int block, int i) {
     const auto rows = p.rows_of(b, block, i);
-    ReaderFactors reader;
-    SourceFactors source;
-    std::vector<float> entries(static_cast<size_t>(p.in.entries * kBlock + 1));
+    std::vector<float> want(static_cast<size_t>(p.in.factor_bytes / 4));
     double total, up;
-    p.factors_of(b, rows, &reader, entries.data(), &source, &total, &up);
-    const ReaderFactors* got = p.reader_at(rows.slot);
-    const auto all = [&](const void* x, const void* y, size_t count) {
-      for (size_t e = 0; e < count; ++e) compare(static_cast<const float*>(x)[e], static_cast<const float*>(y)[e]);
-    };
-    all(got, &reader, sizeof reader / 4);
-    all(got + 1, entries.data(), p.reads_of(rows).size() * kBlock);
-    all(p.sources->host<SourceFactors>() + rows.slot, &source, sizeof source / 4);
+    p.factors_of(b, rows, reinterpret_cast<BlockFactors*>(want.data()), &total, &up);
+    const auto* got = reinterpret_cast<const float*>(p.factors_at(rows.slot));
+    const auto written = BlockFactors::bytes(static_cast<int64_t>(p.reads_of(rows).size()), p.in.linear) / 4;
+    for (int64_t e = 0; e < written; ++e) compare(got[e], want[static_cast<size_t>(e)]);
     compare(std::exp(p.totals->host<float>()[rows.slot]), total);
     compare(p.up->host<float>()[rows.slot], up);
   });
   return most;
+}
+
+// What a node's readers give to its gradient.
+inline std::vector<double> read_gradient(Problem& p, size_t b, const Problem::Rows& rows) {
+  const int u = p.level_of(rows.block);
+  const int to = std::min(rows.end, p.in.linear ? rows.block + 2 : rows.block + 1 + (1 << u));
+  std::vector<double> sum(static_cast<size_t>(p.key_dim * kColumns), 0);
+  for (int c = rows.block + 1; c < to; ++c) {
+    const auto reader = p.rows_of(b, c, rows.i);
+    const double newer = p.block_decay(b, rows.block + 1, c, rows.i);
+    for (int r = reader.lo; r < reader.hi; ++r) {
+      const double weight = p.in.shape.scale * reader.decay(0, r + 1) * newer * p.lambda_of(reader, r, kInnerLevels + 1 + u);
+      for (int x = 0; x < p.o.key_dim; ++x) {
+        const double wq = weight * p.q->get(reader.row + r, p.in.group_of(rows.i), x);
+        for (int y = 0; y < p.o.value_dim; ++y)
+          sum[static_cast<size_t>(x * kColumns + y)] += wq * p.dy->get(reader.row + r, reader.head, y);
+      }
+    }
+  }
+  return sum;
 }
 
 inline double readers_error(Problem& p) {
@@ -528,22 +532,7 @@ inline double readers_error(Problem& p) {
   p.each([&](size_t b, int block, int i) {
     const auto rows = p.rows_of(b, block, i);
     if (!rows.makes) return;
-    const int u = p.level_of(block);
-    const int to = std::min(rows.end, p.in.linear ? block + 2 : block + 1 + (1 << u));
-    std::vector<double> want(static_cast<size_t>(p.key_dim * kColumns), 0);
-    for (int c = block + 1; c < to; ++c) {
-      const auto reader = p.rows_of(b, c, i);
-      const double newer = p.block_decay(b, block + 1, c, i);
-      for (int r = reader.lo; r < reader.hi; ++r) {
-        const double weight =
-            p.in.shape.scale * reader.decay(0, r + 1) * newer * p.lambda_of(reader, r, kInnerLevels + 1 + u);
-        for (int x = 0; x < p.o.key_dim; ++x) {
-          const double wq = weight * p.q->get(reader.row + r, p.in.group_of(i), x);
-          for (int y = 0; y < p.o.value_dim; ++y)
-            want[static_cast<size_t>(x * kColumns + y)] += wq * p.dy->get(reader.row + r, reader.head, y);
-        }
-      }
-    }
+    const std::vector<double> want = read_gradient(p, b, rows);
     for (int x = 0; x < p.key_dim; ++x)
       for (int y = 0; y < kColumns; ++y)
         error.add(p.node(p.grads, rows.slot, x, y), want[static_cast<size_t>(x * kColumns + y)]);
@@ -551,11 +540,11 @@ inline double readers_error(Problem& p) {
   return p.failed ? INFINITY : error.value();
 }
 
-// Of the gradients, and of the flows.
+// Of the gradients, and of the flows. Linear: with what readers give.
 inline double down_error(Problem& p, double* flow_error) {
   p.fill_factors();
   p.fill_nodes(p.nodes);
-  p.fill_nodes(p.grads);
+  if (!p.in.linear) p.fill_nodes(p.grads);
   const size_t size = static_cast<size_t>(p.key_dim * kColumns);
   std::vector<std::vector<double>> want(static_cast<size_t>(p.in.places * p.in.head_count));
   std::vector<double> flows(want.size());
@@ -567,7 +556,8 @@ inline double down_error(Problem& p, double* flow_error) {
         const auto rows = p.rows_of(b, block, i);
         std::vector<double>& sum = want[static_cast<size_t>(rows.slot)];
         sum.resize(size);
-        for (size_t e = 0; e < size; ++e)
+        if (p.in.linear) sum = read_gradient(p, b, rows);
+        for (size_t e = 0; e < size && !p.in.linear; ++e)
           sum[e] = p.node(p.grads, rows.slot, static_cast<int>(e) / kColumns, static_cast<int>(e) % kColumns);
         const int parent = p.parent(block);
         if (parent + 1 >= rows.end) continue;
@@ -581,6 +571,7 @@ inline double down_error(Problem& p, double* flow_error) {
       }
     }
   }
+  if (p.in.linear) p.check(launch_node_readers(p.in, p.key_dim, nullptr));
   p.check(launch_node_gradients(p.in, p.key_dim, nullptr));
   p.grads->to_host();
   p.through->to_host();
@@ -615,11 +606,7 @@ inline ColumnErrors columns_errors(Problem& p) {
     const int group = p.in.group_of(i), head = rows.head;
     int part = p.in.part_begin;
     while (i >= p.in.part_end(part)) ++part;
-    ReaderFactors reader;
-    SourceFactors source;
-    std::vector<float> entries(static_cast<size_t>(p.in.entries * kBlock + 1));
-    double total, up;
-    p.factors_of(b, rows, &reader, entries.data(), &source, &total, &up);
+    const BlockFactors& factors = *p.factors_at(rows.slot);
     for (int j = rows.lo; j < rows.hi; ++j) {
       const double write = rows.write[static_cast<size_t>(j)];
       double self = 0, other = 0;
@@ -631,12 +618,13 @@ inline ColumnErrors columns_errors(Problem& p) {
         int level = 0;
         while ((t ^ j) >> level) ++level;
         const double mask =
-            level == 0 ? source.diagonal[j] : static_cast<double>(source.level[level - 1][t]) * source.level[level - 1][j];
+            p.lambda_of(rows, t, level) *
+            (level == 0 ? p.in.shape.scale : double{factors.level[level - 1][t]} * factors.level[level - 1][j]);
         (t == j ? self : other) += mask * score * read;
         for (int x = 0; x < keys; ++x) gk[static_cast<size_t>(x)] += mask * read * p.q->get(rows.row + t, group, x);
         for (int y = 0; y < columns; ++y) gv[static_cast<size_t>(y)] += mask * score * p.dy->get(rows.row + t, head, y);
       }
-      const double fold = source.fold[j];
+      const double fold = factors.fold[j];
       for (int x = 0; rows.makes && x < keys; ++x) {
         const double key = p.k->get(rows.row + j, group, x);
         for (int y = 0; y < columns; ++y) {
@@ -668,7 +656,7 @@ inline ColumnErrors columns_errors(Problem& p) {
   const auto before_dk = values(*p.dk), before_dv = values(*p.dv), before_dwrite = values(*p.dwrite);
   p.check(launch_column_gradients(p.in, p.key_dim, nullptr));
   for (Tensor* t : {p.dk.get(), p.dv.get(), p.dwrite.get()}) t->memory.to_host();
-  p.row_others->to_host();
+  p.factors->to_host();
   p.dk_parts->to_host();
   const auto after_dk = values(*p.dk), after_dv = values(*p.dv), after_dwrite = values(*p.dwrite);
   Error error[4];
@@ -682,7 +670,7 @@ inline ColumnErrors columns_errors(Problem& p) {
     int part = p.in.part_begin;
     while (i >= p.in.part_end(part)) ++part;
     for (int j = 0; j < kBlock; ++j) {
-      error[3].add(p.row_others->host<float>()[rows.slot * kBlock + j], others[static_cast<size_t>(rows.slot * kBlock + j)]);
+      error[3].add(p.factors_at(rows.slot)->start[j], others[static_cast<size_t>(rows.slot * kBlock + j)]);
       for (int x = 0; p.in.parts_of_group > 1 && x < p.key_dim; ++x) {
         const auto at =
             static_cast<size_t>((((part - p.in.part_begin) * p.in.places + rows.place) * kBlock + j) * p.key_dim + x);

@@ -18,8 +18,8 @@ struct Blocks {
   BackwardParameters in;
   std::vector<Sequence> sequences;
   int key_dim = 64;
-  std::vector<SourceFactors> sources;
-  std::vector<float> up, reads, through, row_reads, row_others, dq_parts, dq_sums;
+  std::vector<BlockFactors> factors;
+  std::vector<float> up, reads, through, row_reads, dq_parts, dq_sums;
   std::vector<unsigned short> nodes;
   Tensor k, v, gate, dgate, dq;
   Random random{7};
@@ -55,26 +55,32 @@ struct Blocks {
     };
     const auto share = [&] { return random.uniform() < 0.1 ? 0 : random.uniform(); };
     const auto normal = [&] { return random.normal(); };
-    sources.resize(slots);
+    factors.resize(slots);
     fill(&up, slots, share);
     fill(&reads, slots * kMostEntries, normal);
     fill(&through, slots, normal);
     fill(&row_reads, slots * kBlock, normal);
-    fill(&row_others, slots * kBlock, normal);
-    for (SourceFactors& source : sources) {
+    for (BlockFactors& of : factors) {
       for (int r = 0; r < kBlock; ++r) {
-        source.fold[r] = static_cast<float>(share());
-        source.write[r] = static_cast<float>(random.uniform());
+        of.fold[r] = static_cast<float>(share());
+        of.write[r] = static_cast<float>(random.uniform());
+        of.start[r] = static_cast<float>(normal());  // flow of what others read of a row
       }
     }
     nodes.assign(slots * static_cast<size_t>(key_dim) * kColumns, 0x7fff);
-    in.sources = sources.data();
+    in.factors_memory = reinterpret_cast<char*>(factors.data());
+    in.factor_bytes = static_cast<int64_t>(sizeof(BlockFactors));
     in.up = up.data();
     in.reads = reads.data();
     in.through = through.data();
     in.row_reads = row_reads.data();
-    in.row_others = row_others.data();
     in.nodes_memory = nodes.data();
+    const TensorView<2> rows_of_nodes{TensorType::kBf16,
+                                      nodes.data(),
+                                      {kColumns, static_cast<int64_t>(slots) * key_dim},
+                                      {2 * kColumns},
+                                      {kColumns, key_dim}};
+    EXPECT_EQ(make_map(rows_of_nodes, &in.nodes), LLA_OK);
     k = Tensor(LLA_BF16, row, shape.groups, shape.key_dim);
     v = Tensor(LLA_BF16, row, shape.heads, shape.value_dim);
     gate = Tensor(LLA_F32, row, shape.heads, 1);
@@ -148,7 +154,7 @@ void check_nodes(Blocks b) {
         const int64_t position = block * kBlock + r;
         if (position < s.position) continue;
         const int64_t row = s.row_begin + position - s.position;
-        const double factor = double{b.sources[slot].fold[r]} * b.sources[slot].write[r];
+        const double factor = double{b.factors[slot].fold[r]} * b.factors[slot].write[r];
         for (int64_t i = 0; i < dk * dv; ++i)
           node[static_cast<size_t>(i)] += factor * b.k.get(row, group, i / dv) * b.v.get(row, head, i % dv);
       }
@@ -188,6 +194,9 @@ TEST(HopperScalarGateBlocks, States) {
   check_nodes(Blocks(shape_of(4, 2, 40, 8, true), kRagged, 0, 4));
   check_nodes(Blocks(shape_of(2, 2, 128, 64, true), {{128 * 3, 50}}, 1, 1));
   check_nodes(Blocks(shape_of(1, 1, 64, 64, true), {{128 * 70 + 5, 100}, {300}}, 0, 1));
+  // Over segments.
+  check_nodes(Blocks(shape_of(1, 1, 64, 64, true), {{128 * 5, 128 * 62 + 9}, {300, 128 * 63}}, 0, 1));
+  check_nodes(Blocks(shape_of(1, 1, 8, 8, true), {{128 * 70, 128 * 126}}, 0, 1));
 }
 
 void check_gates(Blocks b, double hard = 0) {
@@ -213,8 +222,8 @@ void check_gates(Blocks b, double hard = 0) {
       for (int r = kBlock - 1; r >= 0; --r) {
         const int64_t row = s.row_begin + block * kBlock + r - s.position;
         if (row < s.row_begin || row >= s.row_begin + s.rows) continue;
-        const size_t at = b.slot(s, block, number) * kBlock + static_cast<size_t>(r);
-        sum += double{b.row_reads[at]} - b.row_others[at];
+        const size_t slot = b.slot(s, block, number);
+        sum += double{b.row_reads[slot * kBlock + static_cast<size_t>(r)]} - b.factors[slot].start[r];
         const double want = put + (std::isinf(b.gate.get(row, head, 0)) ? 0 : sum);
         ASSERT_NEAR(b.dgate.get(row, head, 0), want, 2e-4) << "block " << block << " row " << r;
       }

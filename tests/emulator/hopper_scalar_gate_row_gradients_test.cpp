@@ -77,7 +77,7 @@ class Problem {
       each_block(b, [&](const BlockOfRows& block) {
         in.entries = std::max(in.entries, __builtin_popcount(block.reads(in.linear)));
       });
-    in.reader_bytes = static_cast<int64_t>(sizeof(ReaderFactors)) + in.entries * kBlock * 4;
+    in.factor_bytes = BlockFactors::bytes(in.entries, in.linear);
     in.dq = view(dq, LLA_BF16, c.dk, c.groups, c.dq);
     in.dlambda = view(dlambda, c.lambda_dtype, levels, c.heads, c.dlambda && !in.linear);
     const auto map = [&](const std::vector<uint16_t>& data, int64_t dim, int64_t heads) {
@@ -188,9 +188,8 @@ class Problem {
     }
   }
 
-  void fill_factors(const Sequence& s, const BlockOfRows& block, int64_t head, ReaderFactors* to) const {
-    std::memset(static_cast<void*>(to), 0, static_cast<size_t>(in.reader_bytes));
-    float* entry_lambda = reinterpret_cast<float*>(to + 1);
+  void fill_factors(const Sequence& s, const BlockOfRows& block, int64_t head, BlockFactors* to) const {
+    std::memset(static_cast<void*>(to), 0, static_cast<size_t>(in.factor_bytes));
     const int64_t begin = int64_t{block.block} * kBlock;
     const uint32_t reads = block.reads(in.linear);
     int entry = 0;
@@ -198,8 +197,8 @@ class Problem {
       const int u = __builtin_ctz(left);
       const int64_t end = (int64_t{block.node_end(u, in.linear)} + 1) * kBlock - 1;
       to->newer[entry] = static_cast<float>(decay(s, end, begin - 1, head));
-      for (int r = block.lo; r < block.hi; ++r)
-        entry_lambda[entry * kBlock + r] = in.linear ? 1 : static_cast<float>(lambda_of(s, begin + r, head, u + 8));
+      for (int r = block.lo; r < block.hi && !in.linear; ++r)
+        to->lambda(kInnerLevels + 1 + entry)[r] = static_cast<float>(lambda_of(s, begin + r, head, u + 8));
     }
     for (int r = block.lo; r < block.hi; ++r) {
       const double w = write_of(s, begin + r, head);
@@ -207,11 +206,11 @@ class Problem {
         const int64_t size = int64_t{1} << (l - 1), middle = begin + (r & -(2 * size)) + size;
         const bool upper = (r >> (l - 1)) & 1;
         to->level[l - 1][r] = static_cast<float>(upper ? scale * decay(s, middle - 1, begin + r, head)
-                                                       : w * decay(s, begin + r, middle - 1, head));
-        if (upper || in.linear) to->lambda[l][r] = static_cast<float>(lambda_of(s, begin + r, head, l));
+                                                       : decay(s, begin + r, middle - 1, head));
+        if (upper && !in.linear) to->lambda(l)[r] = static_cast<float>(lambda_of(s, begin + r, head, l));
       }
-      to->diagonal[r] = static_cast<float>(scale * w);
-      to->lambda[0][r] = static_cast<float>(lambda_of(s, begin + r, head, 0));
+      to->write[r] = static_cast<float>(w);
+      if (!in.linear) to->lambda(0)[r] = static_cast<float>(lambda_of(s, begin + r, head, 0));
       to->start[r] = static_cast<float>(scale * decay(s, begin - 1, begin + r, head));
     }
   }
@@ -237,14 +236,14 @@ class Problem {
 
   void run_slice() {
     const auto slots = static_cast<size_t>(in.places * in.head_count);
-    std::vector<float4> readers(slots * static_cast<size_t>(in.reader_bytes) / 16);
+    std::vector<float4> factors(slots * static_cast<size_t>(in.factor_bytes) / 16);
     std::vector<float4> nodes(slots * static_cast<size_t>(key_dim) * kColumns / 8);
     const float nan = std::numeric_limits<float>::quiet_NaN();
     std::vector<float> reads(slots * kMostEntries, nan), row_reads(slots * kBlock, nan);
     std::vector<float> parts(in.parts_of_group > 1 ? static_cast<size_t>(in.part_count * in.places * kBlock * key_dim) : 0,
                              nan);
     std::fill(nodes.begin(), nodes.end(), float4{nan, nan, nan, nan});
-    in.readers = reinterpret_cast<char*>(readers.data());
+    in.factors_memory = reinterpret_cast<char*>(factors.data());
     in.nodes_memory = reinterpret_cast<unsigned short*>(nodes.data());
     in.reads = reads.data();
     in.row_reads = row_reads.data();
@@ -263,7 +262,7 @@ class Problem {
         });
     };
     each([&](const Sequence& s, const BlockOfRows& block, int i, int64_t slot) {
-      fill_factors(s, block, in.head_of(i), in.reader(slot));
+      fill_factors(s, block, in.head_of(i), in.factors(slot));
       if (block.makes) fill_node(s, block, in.head_of(i), in.nodes_memory + slot * key_dim * kColumns);
     });
     ASSERT_EQ(launch_row_gradients(in, static_cast<int>(key_dim), nullptr), LLA_OK);

@@ -19,8 +19,6 @@ int64_t most_scratch() {
 #endif
   return int64_t{450} << 20;
 }
-// Heads of a part in groups of more than kBundle: their sums over parts lie beside the slice, and both fit.
-constexpr int kSmallBundle = 7;
 // Blocks of threads that fill the device for long: larger slices of a group would only write more parts.
 constexpr int64_t kFill = 512;
 
@@ -28,13 +26,15 @@ constexpr int64_t kFill = 512;
 struct Extent {
   int64_t places, piece_places, blocks;
   int entries, piece_levels;
+  bool linear;
 
   Extent(const MixerShape& shape, int64_t rows, int64_t sequences, int64_t most_rows, int64_t most_length)
       : places((rows >> kBlockLog) + 2 * sequences),
         piece_places(BackwardParameters::piece_places(rows, sequences)),
         blocks(blocks_of(most_rows, most_length)),
         entries(shape.levels == 0 ? 1 : node_levels(blocks, most_length)),
-        piece_levels(BackwardParameters::piece_levels_of(most_length, shape.levels == 0)) {}
+        piece_levels(BackwardParameters::piece_levels_of(most_length, shape.levels == 0)),
+        linear(shape.levels == 0) {}
 };
 
 // Heads and parts of a shape. They say in which order the parts of dq and dk are summed: nothing else may change them.
@@ -44,7 +44,7 @@ struct Parts {
   explicit Parts(const MixerShape& shape) {
     key_dim = key_columns(shape);
     members = static_cast<int>(shape.heads / shape.groups);
-    bundle = members <= kBundle ? members : kSmallBundle;
+    bundle = std::min(members, kBundle);
     of_group = (members + bundle - 1) / bundle;
     count = static_cast<int>(shape.groups) * of_group;
   }
@@ -61,20 +61,18 @@ Size carve(const Extent& extent, const Parts& parts, int n, char* memory, Backwa
     return here;
   };
   const Size slots = Size(extent.places) * parts.heads(n);
-  const int64_t reader_bytes = static_cast<int64_t>(sizeof(ReaderFactors)) + extent.entries * kBlock * 4;
+  const int64_t factor_bytes = BlockFactors::bytes(extent.entries, extent.linear);
   const Size part = Size(extent.places) * kBlock * parts.key_dim * 4,
              all_parts = n > 1 && parts.of_group > 1 ? part * n : Size(0);
   const Size nodes = slots * parts.key_dim * kColumns * 2;
   BackwardParameters unused, &in = to ? *to : unused;
-  in.reader_bytes = reader_bytes;
-  in.readers = take(slots * reader_bytes);
-  in.sources = reinterpret_cast<SourceFactors*>(take(slots * sizeof(SourceFactors)));
+  in.factor_bytes = factor_bytes;
+  in.factors_memory = take(slots * factor_bytes);
   in.totals = reinterpret_cast<float*>(take(slots * 4));
   in.up = reinterpret_cast<float*>(take(slots * 4));
   in.reads = reinterpret_cast<float*>(take(slots * kMostEntries * 4));
   in.through = reinterpret_cast<float*>(take(slots * 4));
   in.row_reads = reinterpret_cast<float*>(take(slots * kBlock * 4));
-  in.row_others = reinterpret_cast<float*>(take(slots * kBlock * 4));
   in.piece_levels = extent.piece_levels;
   in.node_pieces = reinterpret_cast<float*>(
       take(Size(extent.piece_places) * extent.piece_levels * parts.heads(n) * parts.key_dim * kColumns * 4));
@@ -251,8 +249,8 @@ int32_t launch_scalar_gate_backward(const void* problem, const Limits&, char* sc
 
 int32_t load_scalar_gate_backward() {
   if (!is_hopper()) return LLA_OK;
-  for (const auto load :
-       {load_factors, load_block_nodes, load_node_readers, load_row_gradients, load_column_gradients, load_block_flows}) {
+  for (const auto load : {load_factors, load_block_nodes, load_node_readers, load_state_gradients, load_node_gradients,
+                          load_row_gradients, load_column_gradients, load_block_flows}) {
     const int32_t status = load();
     if (status != LLA_OK) return status;
   }

@@ -2,15 +2,16 @@
 // Scalar gate backward on Hopper: what its kernels share. No state goes in or comes out; dv <= 64.
 //
 // A sequence is cut into blocks of 128 rows, numbered absolutely. A full block e that another one follows makes one node of
-// level u = trailing ones of e: the last 2^u blocks with their decay to the end of e. Block c reads, for each set bit u of c,
-// the node that ends before block (c >> u) << u, if it is of this call. Kernels, in order:
+// level u = trailing ones of e: the last 2^u blocks with their decay to the end of e. Block c reads, for each set bit u of
+// c, the node that ends before block (c >> u) << u, if it is of this call. Kernels, in order:
 //   factors   scalar_gate_factors.cu          factors of the rows of each block and head, decays between nodes
 //   nodes     scalar_gate_block_nodes.cu      contents of all nodes
-//   readers   scalar_gate_node_readers.cu     gradient of each node from the rows that read it
-//   down      scalar_gate_node_readers.cu     ... and from the node that takes it in: then it is that of the block itself, too
-//   rows      scalar_gate_row_gradients.cu    dq, dlambda, what rows read
-//   columns   scalar_gate_column_gradients.cu dk, dv, dwrite, what others read of rows
-//   flows     scalar_gate_block_flows.cu      dgate, sums of dq and dk over parts of a group
+//   readers   scalar_gate_node_readers.cu     gradient of each node from the rows that read it; linear, with what comes by
+//             scalar_gate_state_gradients.cu  later states of its segment
+//   down      scalar_gate_node_gradients.cu   ... and from the node that takes it in: then it is that of the block itself,
+//   too rows      scalar_gate_row_gradients.cu    dq, dlambda, what rows read columns   scalar_gate_column_gradients.cu dk,
+//   dv, dwrite, what others read of rows flows     scalar_gate_block_flows.cu      dgate, sums of dq and dk over parts of a
+//   group
 // All are parallel over blocks. Heads go in slices, so that scratch does not grow with their number.
 //
 // Flow: a read of source s by row t contributes dy_t . (weight v_s) to the gradient of every log gate between the two.
@@ -24,63 +25,63 @@ constexpr int kBundle = 8;        // heads of a group whose dq and dk one block 
 constexpr int kMostEntries = 16;  // nodes that a block reads at most: sequences have up to 2^21 rows
 // Readers of a node go in pieces of so many blocks, aligned; of nodes of higher levels, their sums are put together later.
 constexpr int kPieceLog = 5, kPiece = 1 << kPieceLog;
+constexpr int kFlowPlace = 8;  // in BlockFactors::newer
+// Linear: states and their gradients are sums within aligned segments of so many blocks first; then what crosses segments is
+// added.
+constexpr int kSegmentLog = 6, kSegment = 1 << kSegmentLog;
 
-// What the rows need, of one block and head (linear: λ is 1); λ[entry][128] of the nodes that the block reads follows, entries in order of
-// levels. Rows that are not the call's have zeros everywhere.
-struct ReaderFactors {
-  // [l - 1][r]: rows whose bit l - 1 is set: scale times the decay from the middle of the pair's bucket into the row, without λ;
-  // the others: write strength times the decay from the row to that middle.
+// What rows and sources of one block and head need. Log-linear: behind it lies λ[level or kInnerLevels + 1 + entry][128],
+// for the levels within the block, then the nodes that the block reads, entries in order of levels; zero where a row has no
+// such level. Linear: λ is 1. Rows that are not the call's have zeros everywhere.
+struct BlockFactors {
+  // [l - 1][r]: rows whose bit l - 1 is set: scale times the decay from the middle of the pair's bucket into the row; the
+  // others: the decay from the row to that middle.
   float level[kInnerLevels][kBlock];
-  float diagonal[kBlock];                  // scale times the write strength
-  float lambda[kInnerLevels + 1][kBlock];  // [l]: λ of level l; zero where a row has no such level
-  float start[kBlock];                     // scale times the decay from the block's start into the row
-  float newer[kMostEntries];               // of an entry: decay from the node's end to the block's start
-};
+  float start[kBlock];  // scale times the decay from the block's start into the row
+  float write[kBlock];  // strength
+  float fold[kBlock];   // decay from the row to the block's end
+  float
+      newer[kMostEntries];  // of an entry: decay from the node's end to the block's start; linear: flows from kFlowPlace on
 
-// What columns (sources) need.
-struct SourceFactors {
-  // [l - 1][r]: rows whose bit l - 1 is set: scale λ times the decay from the middle into the row; the others: the decay from
-  // the row to the middle, without the write strength.
-  float level[kInnerLevels][kBlock];
-  float diagonal[kBlock];  // scale times λ of level 0
-  float write[kBlock];
-  float fold[kBlock];  // decay from the row to the block's end, without the write strength
+  LLA_HOST_DEVICE static int64_t bytes(int64_t entries, bool linear) {
+    return static_cast<int64_t>(sizeof(BlockFactors)) + (linear ? 0 : (kInnerLevels + 1 + entries) * kBlock * 4);
+  }
+  LLA_HOST_DEVICE float* lambda(int level) { return reinterpret_cast<float*>(this + 1) + level * kBlock; }
+  LLA_HOST_DEVICE const float* lambda(int level) const { return reinterpret_cast<const float*>(this + 1) + level * kBlock; }
 };
 
 struct BackwardParameters {
-  CUtensorMap q, k, v, dy;  // as in SweepParameters: boxes of 64 columns and 128 rows
-  CUtensorMap nodes, grads; // of the scratch below, as rows of 64 columns: boxes of 64 columns and key_dim (padded) rows
+  CUtensorMap q, k, v, dy;   // as in SweepParameters: boxes of 64 columns and 128 rows
+  CUtensorMap nodes, grads;  // of the scratch below, as rows of 64 columns: boxes of 64 columns and key_dim (padded) rows
   MixerShape shape;
   BatchView batch;
   View gate, write, lambda;
   View dq, dk, dv, dgate, dwrite, dlambda;  // absent: not wanted
   bool linear = false;
 
-  int64_t places = 0;   // of blocks, of all sequences; some stay empty
-  int64_t blocks = 1;   // that a sequence touches at most
-  int members = 1;      // heads of a group
-  int bundle = 1;       // heads of a part: min(members, kBundle)
+  int64_t places = 0;  // of blocks, of all sequences; some stay empty
+  int64_t blocks = 1;  // that a sequence touches at most
+  int members = 1;     // heads of a group
+  int bundle = 1;      // heads of a part: min(members, kBundle)
   int parts_of_group = 1;
   // The slice: heads in the order of head_of(), whole parts of them.
   int head_begin = 0, head_count = 0, part_begin = 0, part_count = 0;
-  int entries = 0;  // most that a block reads
-  int64_t reader_bytes = 0;  // of ReaderFactors and its λ: a multiple of 16
+  int entries = 0;           // most that a block reads
+  int64_t factor_bytes = 0;  // of BlockFactors and its λ: a multiple of 16
 
   // Scratch; [slot] = place * head_count + head's number in the slice.
-  char* readers = nullptr;              // [slot] ReaderFactors with λ
-  SourceFactors* sources = nullptr;     // [slot]
-  float* totals = nullptr;              // [slot] log decay over the block
-  float* up = nullptr;                  // [slot] decay from the end of the block's node to that of the node that takes it in
+  char* factors_memory = nullptr;  // [slot] BlockFactors with λ
+  float* totals = nullptr;         // [slot] log decay over the block
+  float* up = nullptr;             // [slot] decay from the end of the block's node to that of the node that takes it in
   unsigned short* nodes_memory = nullptr;  // [slot][key_dim padded][64] bf16: the node that the block makes
   unsigned short* grads_memory = nullptr;  // the same of its gradient: from its readers, later in all
-  float* reads = nullptr;               // [slot][kMostEntries] flow of the block's reads of an entry
-  // [place of the piece][level - kPieceLog - 1][head of the slice][64 * key_dim padded]: sums of the pieces of nodes of higher
-  // levels than kPieceLog, in an order of the kernel's own.
+  float* reads = nullptr;                  // [slot][kMostEntries] flow of the block's reads of an entry
+  // [place of the piece][level - kPieceLog - 1][head of the slice][64 * key_dim padded]: sums of the pieces of nodes of
+  // higher levels than kPieceLog, in an order of the kernel's own.
   float* node_pieces = nullptr;
-  int piece_levels = 0;                 // such levels that there can be: piece_levels_of()
-  float* through = nullptr;             // [slot] flow of the block's node through the node that takes it in
-  float* row_reads = nullptr;           // [slot][128] flow of what a row reads, without itself
-  float* row_others = nullptr;          // [slot][128] flow of what others read of a row
+  int piece_levels = 0;        // such levels that there can be: piece_levels_of()
+  float* through = nullptr;    // [slot] flow of the block's node through the node that takes it in
+  float* row_reads = nullptr;  // [slot][128] flow of what a row reads, without itself
   // Only where a group has several parts, else the kernels write dq and dk themselves. Slices of one part add it to those
   // before it, if `adds`; larger slices have sums of earlier ones beside their parts.
   float *dq_parts = nullptr, *dk_parts = nullptr;  // [part of the slice][place][128][key_dim padded]
@@ -94,17 +95,19 @@ struct BackwardParameters {
   }
   LLA_HOST_DEVICE int group_of(int i) const { return i / members; }
   // Heads [first, end) of a part, as such numbers.
-  LLA_HOST_DEVICE int part_first(int part) const {
-    return part / parts_of_group * members + part % parts_of_group * bundle;
-  }
+  LLA_HOST_DEVICE int part_first(int part) const { return part / parts_of_group * members + part % parts_of_group * bundle; }
   LLA_HOST_DEVICE int part_end(int part) const {
     const int end = part_first(part) + bundle, group_end = (part / parts_of_group + 1) * members;
     return end < group_end ? end : group_end;
   }
   LLA_HOST_DEVICE int64_t slot(int64_t place, int i) const { return place * head_count + (i - head_begin); }
-  LLA_HOST_DEVICE ReaderFactors* reader(int64_t slot) const {
-    return reinterpret_cast<ReaderFactors*>(readers + slot * reader_bytes);
+  LLA_HOST_DEVICE BlockFactors* factors(int64_t slot) const {
+    return reinterpret_cast<BlockFactors*>(factors_memory + slot * factor_bytes);
   }
+  // [128]: flow of what others read of a row, in the place of factors that nobody needs after the readers of nodes.
+  LLA_HOST_DEVICE float* row_others(int64_t slot) const { return factors(slot)->start; }
+  // Aligned runs of 2^log blocks that a sequence touches at most.
+  LLA_HOST_DEVICE int64_t runs(int log) const { return (blocks + (int64_t{2} << log) - 2) >> log; }
   // Levels of nodes above kPieceLog in sequences that end at `length` at most, and places of pieces of a batch.
   static int piece_levels_of(int64_t length, bool linear) {
     int levels = 0;
@@ -131,6 +134,16 @@ struct BlockOfRows {
   int row = 0;         // of local row 0 on the row axis
   bool makes = false;  // a node
 
+  // Becomes another block of the sequence.
+  __device__ __forceinline__ void move_to(int other) {
+    place += other - block;
+    block = other;
+    const int before = position - (block << kBlockLog), behind = before + rows;
+    lo = before <= 0 ? 0 : before;
+    hi = behind >= kBlock ? kBlock : behind;
+    row = row_begin - before;
+    makes = block + 1 < end;
+  }
   // Place of another block of the sequence.
   __device__ __forceinline__ int64_t place_of(int other) const { return place + other - block; }
   // Levels of the nodes that it reads; linear: bit 0.
@@ -156,9 +169,14 @@ struct BlockOfRows {
   }
 };
 
-// Block number n of [0, sequences * blocks): false if there is none.
-__device__ __forceinline__ bool find_block(const BackwardParameters& in, int64_t n, BlockOfRows* to) {
-  const int64_t b = n / in.blocks;
+// Where a part's sums of dq or dk of a block lie: [128][kKeyDim].
+template <int kKeyDim>
+__device__ __forceinline__ float* part_sums(const BackwardParameters& in, float* parts, const BlockOfRows& block, int part) {
+  return parts + ((part - in.part_begin) * in.places + block.place) * (kBlock * kKeyDim);
+}
+
+// Block number `distance` of sequence b: false if there is none.
+__device__ __forceinline__ bool find_block(const BackwardParameters& in, int64_t b, int distance, BlockOfRows* to) {
   const Sequence& sequence = in.batch.sequences[b];
   if (sequence.padding || sequence.rows <= 0) return false;
   to->index = sequence.index;
@@ -167,20 +185,21 @@ __device__ __forceinline__ bool find_block(const BackwardParameters& in, int64_t
   to->position = static_cast<int>(sequence.position);
   to->first = to->position >> kBlockLog;
   to->end = (to->position + to->rows + kBlock - 1) >> kBlockLog;
-  to->block = to->first + static_cast<int>(n % in.blocks);
-  if (to->block >= to->end) return false;
-  to->place = in.first_place(sequence, b) + to->block - to->first;
-  const int before = to->position - (to->block << kBlockLog), end = before + to->rows;
-  to->lo = before <= 0 ? 0 : before;
-  to->hi = end >= kBlock ? kBlock : end;
-  to->row = to->row_begin - before;
-  to->makes = to->block + 1 < to->end;
-  return true;
+  to->place = in.first_place(sequence, b);
+  to->block = to->first;
+  to->move_to(to->first + distance);
+  return to->block < to->end;
+}
+// Block number n of [0, sequences * blocks).
+__device__ __forceinline__ bool find_block(const BackwardParameters& in, int64_t n, BlockOfRows* to) {
+  const int64_t b = n / in.blocks;
+  return find_block(in, b, static_cast<int>(n - b * in.blocks), to);
 }
 
 int32_t launch_factors(const BackwardParameters& in, void* stream);
 int32_t launch_block_nodes(const BackwardParameters& in, int key_dim, void* stream);
 int32_t launch_node_readers(const BackwardParameters& in, int key_dim, void* stream);
+int32_t launch_state_gradients(const BackwardParameters& in, int key_dim, void* stream);  // linear
 int32_t launch_node_gradients(const BackwardParameters& in, int key_dim, void* stream);
 int32_t launch_row_gradients(const BackwardParameters& in, int key_dim, void* stream);
 int32_t launch_column_gradients(const BackwardParameters& in, int key_dim, void* stream);
@@ -191,6 +210,8 @@ int32_t launch_part_sums(const BackwardParameters& in, const View& to, const flo
 int32_t load_factors();
 int32_t load_block_nodes();
 int32_t load_node_readers();
+int32_t load_state_gradients();
+int32_t load_node_gradients();
 int32_t load_row_gradients();
 int32_t load_column_gradients();
 int32_t load_block_flows();

@@ -9,9 +9,8 @@ namespace lla::cuda::hopper {
 
 namespace {
 
-// Blocks that follow each other, from a multiple on: one for each lane, and for each warp. A level of nodes has a warp, too.
-constexpr int kWindow = 32;
-static_assert(kWindow >= kMostEntries, "a level needs a warp");
+constexpr int kWindow =
+    32;  // blocks that follow each other, from a multiple on: one for each lane; a level of nodes has a warp
 
 // Flow that crosses the start of block `reader`, of the node of level `level` that the block reads; 0: of none. All lanes of
 // the window come together, lane i with its block i.
@@ -57,9 +56,9 @@ struct GateRows {
 
   __device__ __forceinline__ GateRows(const BackwardParameters& in, const BlockOfRows& block, int number) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int64_t at = in.slot(block.place, number) * kBlock + 4 * lane;
-    const float4 of_reads = *reinterpret_cast<const float4*>(in.row_reads + at);
-    const float4 of_others = *reinterpret_cast<const float4*>(in.row_others + at);
+    const int64_t slot = in.slot(block.place, number);
+    const float4 of_reads = reinterpret_cast<const float4*>(in.row_reads + slot * kBlock)[lane];
+    const float4 of_others = reinterpret_cast<const float4*>(in.row_others(slot))[lane];
     const float reads[4] = {of_reads.x, of_reads.y, of_reads.z, of_reads.w};
     const float others[4] = {of_others.x, of_others.y, of_others.z, of_others.w};
 #pragma unroll
@@ -100,29 +99,32 @@ struct GateRows {
 // Windows of the blocks that follow one that a sequence touches.
 LLA_HOST_DEVICE inline int64_t windows_of(const BackwardParameters& in) { return (in.blocks + 2 * kWindow - 2) / kWindow; }
 
+constexpr int kFlowWarps = kMostEntries, kRounds = kWindow / kFlowWarps;
+
 // One block of threads: the blocks whose ends a window's blocks begin at, of one head.
-__global__ void __launch_bounds__(32 * kWindow) gate_flows(const __grid_constant__ BackwardParameters in, int64_t tasks) {
+__global__ void __launch_bounds__(32 * kFlowWarps, 3)
+    gate_flows(const __grid_constant__ BackwardParameters in, int windows, int tasks) {
   __shared__ float flows[kMostEntries][kWindow];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-  const int64_t windows = windows_of(in);
-  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int number = in.head_begin + static_cast<int>(task % in.head_count);
-    const int64_t n = task / in.head_count;
+  for (int task = static_cast<int>(blockIdx.x); task < tasks; task += static_cast<int>(gridDim.x)) {
+    const int n = task / in.head_count, number = in.head_begin + task - n * in.head_count, b = n / windows;
     BlockOfRows first;
-    if (!find_block(in, n / windows * in.blocks, &first)) continue;
-    const int window = ((first.first + 1) / kWindow + static_cast<int>(n % windows)) * kWindow;
+    if (!find_block(in, b, 0, &first)) continue;
+    const int window = ((first.first + 1) / kWindow + n - b * windows) * kWindow;
     if (window > first.end) continue;
-    const int distance = window + warp - 1 - first.first;  // of the warp's block from the first
-    const bool there = distance >= 0 && window + warp <= first.end;
-    BlockOfRows block;
-    find_block(in, n / windows * in.blocks + (there ? distance : 0), &block);
-    GateRows rows(in, block, number);
-    if (warp < kMostEntries) flows[warp][lane] = crossing(in, first, number, warp, window + lane);
+    flows[warp][lane] = crossing(in, first, number, warp, window + lane);
     __syncthreads();
-    float at_end = 0;
+#pragma unroll 1
+    for (int round = 0; round < kRounds; ++round) {
+      const int place = round * kFlowWarps + warp, at = window + place - 1;  // the warp's block
+      if (at < first.first || at >= first.end) continue;
+      BlockOfRows block = first;
+      block.move_to(at);
+      float at_end = 0;
 #pragma unroll
-    for (int level = 0; level < kMostEntries; ++level) at_end += flows[level][warp];
-    if (there) rows.put(in, block, number, at_end);
+      for (int level = 0; level < kMostEntries; ++level) at_end += flows[level][place];
+      GateRows(in, block, number).put(in, block, number, at_end);
+    }
     __syncthreads();
   }
 }
@@ -189,8 +191,9 @@ __global__ void __launch_bounds__(kSumThreads)
 }  // namespace
 
 int32_t launch_block_flows(const BackwardParameters& in, void* stream) {
-  const int64_t tasks = in.batch.count * windows_of(in) * in.head_count;
-  return launch(gate_flows, tasks, 32 * kWindow, 0, stream, in, tasks);
+  const int64_t windows = windows_of(in), tasks = in.batch.count * windows * in.head_count;
+  if (tasks >= int64_t{1} << 30) return LLA_INTERNAL;
+  return launch(gate_flows, tasks, 32 * kFlowWarps, 0, stream, in, static_cast<int>(windows), static_cast<int>(tasks));
 }
 
 int32_t launch_part_sums(const BackwardParameters& in, const View& to, const float* parts, float* sums, int key_dim,

@@ -4,13 +4,14 @@
 // A first launch folds blocks, one block of threads a run of kRun of them for two heads of a group, and joins nodes within
 // the run. A warp has the same 16 rows of every node, so that joins need no other warp: it keeps its rows of the latest node
 // of each level in shared memory. A second launch, few elements a thread, joins what reaches beyond a run. Linear layers:
-// the first launch folds alone, the second goes along the states.
+// a run is a segment of one head, along which the state stays in registers; a second launch adds what crosses segments.
 #include <algorithm>
 
 #include "cuda/hopper/capability.h"
 #include "cuda/hopper/register_budget.h"
 #include "cuda/hopper/scalar_gate_backward.h"
 #include "cuda/hopper/scalar_gate_fold.h"
+#include "cuda/hopper/scalar_gate_walk.h"
 #include "cuda/hopper/tile_rows.h"
 
 namespace lla::cuda::hopper {
@@ -55,12 +56,12 @@ struct Run {
   int64_t slot = 0;  // of block `from` and the first head
 };
 
-// Runs that a sequence touches at most.
-LLA_HOST_DEVICE inline int64_t runs_of(const BackwardParameters& in) { return (in.blocks + 2 * kRun - 2) >> kRunLog; }
+// Linear: a run is a segment.
+LLA_HOST_DEVICE inline int run_log(const BackwardParameters& in) { return in.linear ? kSegmentLog : kRunLog; }
 
 template <int kHeads>
 LLA_HOST_DEVICE int64_t fold_tasks(const BackwardParameters& in) {
-  return in.batch.count * runs_of(in) * in.part_count * ((in.bundle + kHeads - 1) / kHeads);
+  return in.batch.count * in.runs(run_log(in)) * in.part_count * ((in.bundle + kHeads - 1) / kHeads);
 }
 
 template <int kHeads>
@@ -69,14 +70,15 @@ __device__ __forceinline__ bool find_run(const BackwardParameters& in, int64_t t
             part = in.part_begin + static_cast<int>(task / shares % in.part_count);
   run->number = in.part_first(part) + static_cast<int>(task % shares) * kHeads;
   run->heads = min(kHeads, in.part_end(part) - run->number);
-  const int64_t n = task / shares / in.part_count, runs = runs_of(in);
+  // Sequences go round faster than runs: else some blocks of threads would always get the last run, which is often empty.
+  const int64_t n = task / shares / in.part_count;
   BlockOfRows block;  // of the sequence, the first
-  if (run->heads <= 0 || !find_block(in, n / runs * in.blocks, &block)) return false;
-  const int begin = ((block.first >> kRunLog) + static_cast<int>(n % runs)) << kRunLog;
+  if (run->heads <= 0 || !find_block(in, n % in.batch.count * in.blocks, &block)) return false;
+  const int log = run_log(in), begin = ((block.first >> log) + static_cast<int>(n / in.batch.count)) << log;
   run->first = block.first;
   run->lo = block.lo;
   run->from = max(block.first, begin);
-  run->to = min(block.end - 1, begin + kRun);
+  run->to = min(block.end - 1, begin + (1 << log));
   run->row = block.row + (run->from - block.first) * kBlock;
   run->slot = in.slot(block.place_of(run->from), run->number);
   return run->from < run->to;
@@ -97,7 +99,7 @@ __device__ void bring_blocks(const BackwardParameters& in, FoldShared<kKeyDim, k
 #pragma unroll
       for (int h = 0; h < kHeads; ++h) {
         if (h >= run.heads) continue;
-        const SourceFactors& source = in.sources[run.slot + block * in.head_count + h];
+        const BlockFactors& source = *in.factors(run.slot + block * in.head_count + h);
         const float4 decay = reinterpret_cast<const float4*>(source.fold)[lane];
         const float4 write = reinterpret_cast<const float4*>(source.write)[lane];
         fold[h] = make_float4(decay.x * write.x, decay.y * write.y, decay.z * write.z, decay.w * write.w);
@@ -132,25 +134,29 @@ struct BlockFold {
   Shared* shared;
   const int head, warp, lane;  // head: of those that go together; warp: of the head's
   Turn turn;
+  Turn tiles;
+  Sums sums;  // linear: the state
 
   // Whether the block's node, of level `level`, takes in the run's latest one of level j.
   __device__ __forceinline__ bool joins(const Run& run, int block, int level, int j) const {
     return j < level && block - (1 << j) >= run.first && head < run.heads;
   }
 
-  __device__ __forceinline__ void run_block(const Run& run, int block) {
+  // state_decay: linear, over the block.
+  __device__ __forceinline__ void run_block(const Run& run, int block, float state_decay) {
     const int level = kLinear ? 0 : trailing_ones_of_block(block);
     const int64_t slot = run.slot + (block - run.from) * in.head_count + head;
     // Nodes that are joined end 2^j blocks before.
     float decay[kRunLog];
 #pragma unroll
-    for (int j = 0; j < kRunLog; ++j) {
+    for (int j = 0; j < kRunLog && !kLinear; ++j) {
       decay[j] = joins(run, block, level, j) ? in.up[slot - (in.head_count << j)] : 0.0f;
     }
     auto& stage = shared->stages[turn.index];
     wait(&shared->full[turn.index], turn.phase);
     if (block == run.first && run.lo > 0) {  // values lie right behind keys
-      clear_rows<kBlock>(stage.k, Shared::RowTile::kPanels + kHeads, run.lo, kBlock, static_cast<int>(threadIdx.x), kThreads);
+      clear_rows<kBlock>(stage.k, Shared::RowTile::kPanels + kHeads, run.lo, kBlock, static_cast<int>(threadIdx.x),
+                         kThreads);
       fence_shared_writes();
       sync_some(1, kThreads);
     }
@@ -159,22 +165,27 @@ struct BlockFold {
       turn.next(Shared::kStages);
       return;
     }
-    Sums sums;
     uint32_t keys[kFoldSteps][4];
     load_folded<typename Shared::RowTile>(keys, shared_address(stage.k), 16 * warp, shared->fold[turn.index][head], lane);
-    make_fresh(sums);
+    if constexpr (kLinear) {
+#pragma unroll
+      for (float& sum : sums) sum *= state_decay;
+    } else {
+      make_fresh(sums);
+    }
     fence_products(sums);
-    issue_fold<typename Shared::ValueTile>(sums, keys, shared_address(stage.v[head]), false);
+    issue_fold<typename Shared::ValueTile>(sums, keys, shared_address(stage.v[head]), kLinear);
     wait_products<0>(sums);
 #pragma unroll
     for (int i = 0; i < kFoldSteps; ++i) pin(keys[i]);
     release(&shared->free[turn.index]);
     turn.next(Shared::kStages);
 #pragma unroll
-    for (int j = 0; j < kRunLog; ++j) {
+    for (int j = 0; j < kRunLog && !kLinear; ++j) {
       if (joins(run, block, level, j))
         add_node<NodeTile>(sums, shared_address(shared->nodes[head][j]), 16 * warp, decay[j], lane);
     }
+    if constexpr (kLinear) return store_state(slot);
     char* tile = shared->nodes[head][level < kRunLog ? level : kRunLog - 1];
     __syncwarp();
     store_node<NodeTile>(sums, shared_address(tile), 16 * warp, lane);
@@ -188,14 +199,40 @@ struct BlockFold {
     }
   }
 
+  // By the copy engine, from one tile after the other. That the one before the last has been read is known to all when they
+  // meet again, before they write there.
+  __device__ __forceinline__ void store_state(int64_t slot) {
+    char* tile = shared->nodes[0][tiles.index];
+    store_node<NodeTile>(sums, shared_address(tile), 16 * warp, lane);
+    fence_shared_writes();
+    sync_some(1, kThreads);
+    if (threadIdx.x == 0) {
+      store_box(&in.nodes, {0, static_cast<int32_t>(slot * kKeyDim)}, tile);
+      commit_stores();
+      wait_stores_read<1>();
+    }
+    static_assert(kRunLog == 3, "tiles in turn");
+    tiles.next(3);
+  }
+
   __device__ __forceinline__ void run() {
 #pragma unroll 1
     for (int64_t task = blockIdx.x; task < fold_tasks<kHeads>(in); task += gridDim.x) {
       Run run;
       if (!find_run<kHeads>(in, task, &run)) continue;
+      if constexpr (kLinear) {
+#pragma unroll
+        for (float& sum : sums) sum = 0;
+      }
+      float decay = 0;
 #pragma unroll 1
-      for (int block = run.from; block < run.to; ++block) run_block(run, block);
+      for (int block = run.from; block < run.to; ++block) {
+        const float next = kLinear ? in.up[run.slot + int64_t{block - run.from} * in.head_count] : 0.0f;
+        run_block(run, block, decay);
+        decay = next;
+      }
     }
+    if (kLinear && threadIdx.x == 0) wait_stores<0>();
   }
 };
 
@@ -221,62 +258,14 @@ __global__ void __launch_bounds__(kFoldThreads<kKeyDim, kHeads>, 1)
     if (warp == kHeads * kWarps) bring_blocks<kKeyDim, kHeads>(in, shared);
   } else {
     if constexpr (kMoves) take_registers<kGroupRegisters[0]>();
-    BlockFold<kKeyDim, kHeads, kLinear>{in, shared, warp / kWarps, warp % kWarps, lane, {}}.run();
+    BlockFold<kKeyDim, kHeads, kLinear>{in, shared, warp / kWarps, warp % kWarps, lane, {}, {}, {}}.run();
   }
 }
 
 // ---- beyond runs ---------------------------------------------------------------------------------------------------------
 
-constexpr int kWalkWarps = 8, kLaneElements = 8, kWarpElements = 32 * kLaneElements;
 // Warps that share the nodes of a level; few where sequences have few such nodes. Bits do not know.
 constexpr int kMostJoinWarps = 16, kFewJoinWarps = 4, kFewBlocks = 256;
-
-struct Elements {
-  float x[kLaneElements];
-
-  __device__ __forceinline__ void add(float factor, const uint4& pairs) {
-    const uint32_t words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[2 * i] = fmaf(factor, low_of(words[i]), x[2 * i]);
-      x[2 * i + 1] = fmaf(factor, high_of(words[i]), x[2 * i + 1]);
-    }
-  }
-  // *this times factor, plus what is given.
-  __device__ __forceinline__ void step(float factor, const uint4& pairs) {
-    const uint32_t words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[2 * i] = fmaf(factor, x[2 * i], low_of(words[i]));
-      x[2 * i + 1] = fmaf(factor, x[2 * i + 1], high_of(words[i]));
-    }
-  }
-  __device__ __forceinline__ uint4 packed() const {
-    return make_uint4(pack<Half::kBf16>(x[0], x[1]), pack<Half::kBf16>(x[2], x[3]), pack<Half::kBf16>(x[4], x[5]),
-                      pack<Half::kBf16>(x[6], x[7]));
-  }
-};
-
-// A lane's elements of the nodes of a sequence and head. A task is kWarpElements of them, the same in all warps.
-struct Walk {
-  BlockOfRows first;  // block of the sequence
-  int number = 0;     // of the head
-  int64_t element = 0, size = 0;
-
-  __device__ __forceinline__ bool find(const BackwardParameters& in, int64_t task, int64_t node_size) {
-    size = node_size;
-    const int64_t pieces = size / kWarpElements;
-    element = task % pieces * kWarpElements + threadIdx.x % 32 * kLaneElements;
-    number = in.head_begin + static_cast<int>(task / pieces % in.head_count);
-    return find_block(in, task / pieces / in.head_count * in.blocks, &first);
-  }
-  __device__ __forceinline__ int64_t slot(const BackwardParameters& in, int block) const {
-    return in.slot(first.place_of(block), number);
-  }
-  __device__ __forceinline__ uint4* at(const BackwardParameters& in, int64_t slot) const {
-    return reinterpret_cast<uint4*>(in.nodes_memory + slot * size + element);
-  }
-};
 
 // Nodes of levels above a run's own, level by level: those of one level do not need each other.
 __global__ void __launch_bounds__(32 * kMostJoinWarps)
@@ -293,67 +282,54 @@ __global__ void __launch_bounds__(32 * kMostJoinWarps)
       for (int64_t block = begin + int64_t{warp} * period; block < end; block += int64_t{warps} * period) {
         const int64_t slot = walk.slot(in, static_cast<int>(block));
         Elements sum = {};
-        sum.add(1, *walk.at(in, slot));
+        sum.add(1, *walk.at(in.nodes_memory, slot));
 #pragma unroll 4
         for (int j = kRunLog; j < level; ++j) {
           const int child = static_cast<int>(block) - (1 << j);
           if (child < first) break;
           const int64_t from = walk.slot(in, child);
-          sum.add(in.up[from], *walk.at(in, from));
+          sum.add(in.up[from], *walk.at(in.nodes_memory, from));
         }
-        *walk.at(in, slot) = sum.packed();
+        *walk.at(in.nodes_memory, slot) = sum.packed();
       }
       __syncthreads();
     }
   }
 }
 
-constexpr int kSteps = 8;  // blocks that a warp goes over in one round
-
-// Linear: turns folded blocks into states. A round: each warp takes the next kSteps blocks, and begins with what the warps
-// before it leave.
+// Linear: adds what the segments before leave to the states of a segment.
 __global__ void __launch_bounds__(32 * kWalkWarps)
-    walk_states(const __grid_constant__ BackwardParameters in, int64_t node_size, int64_t tasks) {
-  __shared__ Elements sums[kWalkWarps][32];
-  __shared__ float decays[kWalkWarps];
-  const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    carry_states(const __grid_constant__ BackwardParameters in, int64_t node_size, int64_t tasks) {
+  __shared__ float decays[kSegment];
+  const int warp = static_cast<int>(threadIdx.x) / 32;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     Walk walk;
     if (!walk.find(in, task, node_size)) continue;
     const int first = walk.first.first, end = walk.first.end - 1;
-    Elements state = {};  // before the round
-    for (int begin = first; begin < end; begin += kWalkWarps * kSteps) {
-      const int from = begin + warp * kSteps;
-      uint4 fold[kSteps];
-      float decay[kSteps];
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        const bool there = from + i < end;
-        fold[i] = there ? *walk.at(in, walk.slot(in, from + i)) : make_uint4(0, 0, 0, 0);
-        decay[i] = there && from + i > first ? in.up[walk.slot(in, from + i - 1)] : 1.0f;
-      }
-      Elements sum = {};
-      float product = 1;
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        sum.step(decay[i], fold[i]);
-        product *= decay[i];
-      }
-      sums[warp][lane] = sum;
-      if (lane == 0) decays[warp] = product;
+    int begin = ((first >> kSegmentLog) + 1) << kSegmentLog;
+    if (begin >= end) continue;
+    Elements carry = {};
+    carry.add(1, *walk.at(in.nodes_memory, walk.slot(in, begin - 1)));
+    for (; begin < end; begin += kSegment) {
+      const int count = min(kSegment, end - begin);
+      if (warp == 0) walk.put_decays(in, begin - 1, count, false, decays);
+      const uint4 last = *walk.at(in.nodes_memory, walk.slot(in, begin + count - 1));
       __syncthreads();
-      Elements own = state;
+      uint4 own[kWalkSteps];  // all on their way at once
 #pragma unroll
-      for (int w = 0; w < kWalkWarps; ++w) {
-        if (w == warp) own = state;
-#pragma unroll
-        for (int i = 0; i < kLaneElements; ++i) state.x[i] = fmaf(decays[w], state.x[i], sums[w][lane].x[i]);
+      for (int n = 0; n < kWalkSteps; ++n) {
+        const int i = n * kWalkWarps + warp;
+        own[n] = i < count ? *walk.at(in.nodes_memory, walk.slot(in, begin + i)) : make_uint4(0, 0, 0, 0);
       }
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        own.step(decay[i], fold[i]);
-        if (from + i < end) *walk.at(in, walk.slot(in, from + i)) = own.packed();
+      for (int n = 0; n < kWalkSteps; ++n) {
+        const int i = n * kWalkWarps + warp;
+        if (i >= count) continue;
+        Elements sum = carry;
+        sum.step(decays[i], own[n]);
+        *walk.at(in.nodes_memory, walk.slot(in, begin + i)) = sum.packed();
       }
+      carry.step(decays[count - 1], last);
       __syncthreads();
     }
   }
@@ -361,20 +337,28 @@ __global__ void __launch_bounds__(32 * kWalkWarps)
 
 template <int kKeyDim, int kHeads>
 int32_t launch_folds(const BackwardParameters& in, void* stream) {
-  return launch(in.linear ? fold_blocks<kKeyDim, kHeads, true> : fold_blocks<kKeyDim, kHeads, false>,
-                std::min<int64_t>(fold_tasks<kHeads>(in), multiprocessors()), kFoldThreads<kKeyDim, kHeads>,
+  auto* kernel = fold_blocks<kKeyDim, kHeads, false>;
+  if constexpr (kHeads == 1) {
+    if (in.linear) kernel = fold_blocks<kKeyDim, kHeads, true>;
+  }
+  return launch(kernel, std::min<int64_t>(fold_tasks<kHeads>(in), multiprocessors()), kFoldThreads<kKeyDim, kHeads>,
                 sizeof(FoldShared<kKeyDim, kHeads>), stream, in);
 }
 
 }  // namespace
 
 int32_t launch_block_nodes(const BackwardParameters& in, int key_dim, void* stream) {
-  const int32_t status = in.bundle == 1  ? key_dim == 64 ? launch_folds<64, 1>(in, stream) : launch_folds<128, 1>(in, stream)
-                          : key_dim == 64 ? launch_folds<64, 2>(in, stream)
-                                         : launch_folds<128, 2>(in, stream);
+  // Linear: segments are long, and there are few of them.
+  const bool alone = in.bundle == 1 || in.linear;
+  const int32_t status = key_dim == 64 ? alone ? launch_folds<64, 1>(in, stream) : launch_folds<64, 2>(in, stream)
+                         : alone ? launch_folds<128, 1>(in, stream)
+                                       : launch_folds<128, 2>(in, stream);
   if (status != LLA_OK) return status;
   const int64_t size = int64_t{key_dim} * kColumns, tasks = in.batch.count * in.head_count * (size / kWarpElements);
-  if (in.linear) return in.blocks > 1 ? launch(walk_states, tasks, 32 * kWalkWarps, 0, stream, in, size, tasks) : LLA_OK;
+  if (in.linear) {
+    const bool crosses = in.batch.most_length > int64_t{kSegment} << kBlockLog;
+    return crosses ? launch(carry_states, tasks, 32 * kWalkWarps, 0, stream, in, size, tasks) : LLA_OK;
+  }
   // A block whose number ends with more ones than a run's must be followed by another one.
   if (in.batch.most_length <= (2 * kRun) << kBlockLog) return LLA_OK;
   const int warps = in.blocks > kFewBlocks ? kMostJoinWarps : kFewJoinWarps;
@@ -383,12 +367,11 @@ int32_t launch_block_nodes(const BackwardParameters& in, int key_dim, void* stre
 
 int32_t load_block_nodes() {
   int32_t status = LLA_OK;
-  for (auto* kernel :
-       {fold_blocks<64, 1, true>, fold_blocks<64, 1, false>, fold_blocks<64, 2, true>, fold_blocks<64, 2, false>,
-        fold_blocks<128, 1, true>, fold_blocks<128, 1, false>, fold_blocks<128, 2, true>, fold_blocks<128, 2, false>}) {
+  for (auto* kernel : {fold_blocks<64, 1, true>, fold_blocks<64, 1, false>, fold_blocks<64, 2, false>,
+                       fold_blocks<128, 1, true>, fold_blocks<128, 1, false>, fold_blocks<128, 2, false>}) {
     if (status == LLA_OK) status = load_kernel(kernel);
   }
-  for (auto* kernel : {join_runs, walk_states}) {
+  for (auto* kernel : {join_runs, carry_states}) {
     if (status == LLA_OK) status = load_kernel(kernel);
   }
   return status;

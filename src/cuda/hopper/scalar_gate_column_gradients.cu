@@ -14,10 +14,22 @@ namespace {
 constexpr int kColumnThreads = 384;  // warpgroups: one that brings tiles, two that multiply, each for 64 sources
 constexpr int kColumnWarps = 8;      // that multiply
 constexpr int kHeadStages = 2;
+constexpr int kSourceWarps = 3;  // that bring factors
 constexpr int kGroupRegisters[3] = {40, 232, 232};
 static_assert(registers_suffice(kGroupRegisters), "more registers than a block has");
 
-// Shared memory: q and k stay for all heads of a part; the rest comes for each head, and its factors last.
+// Factors of a block's rows as its sources need them.
+struct SourceFactors {
+  // [l - 1][r]: rows whose bit l - 1 is set: scale λ times the decay from the middle into the row; the others: the decay
+  // from the row to the middle.
+  float level[kInnerLevels][kBlock];
+  float diagonal[kBlock];  // scale times λ of level 0
+  float write[kBlock];
+  float fold[kBlock];  // decay from the row to the block's end
+};
+
+// Shared memory: q and k stay for all heads of a part, and so do scores, which do not depend on the head: each thread has
+// its own ones, of one half of the rows or of both. The rest comes for each head.
 template <int kKeyDim>
 struct ColumnLayout {
   using RowTile = SwizzledTile<kBlock, kKeyDim>;     // q, k: [row][dk]
@@ -26,9 +38,10 @@ struct ColumnLayout {
   static constexpr uint32_t kQ = 0, kK = RowTile::kBytes, kHeads = 2 * RowTile::kBytes;
   static constexpr uint32_t kV = 0, kDy = ValueTile::kBytes, kNode = 2 * ValueTile::kBytes;  // in a stage
   static constexpr uint32_t kStageBytes = kNode + NodeTile::kBytes;
-  static constexpr uint32_t kStaging = kHeads + kHeadStages * kStageBytes;
-  static constexpr uint32_t kSources = kStaging + kColumnWarps * kStagingBytes;
-  static constexpr uint32_t kBarriers = kSources + kHeadStages * sizeof(SourceFactors);
+  static constexpr uint32_t kSources = kHeads + kHeadStages * kStageBytes;
+  static constexpr uint32_t kScores = kSources + kHeadStages * sizeof(SourceFactors);
+  static constexpr uint32_t kScoreBytes = 128 * sizeof(float[32]);  // 64 x 64
+  static constexpr uint32_t kBarriers = kScores + 3 * kScoreBytes;
   static constexpr uint32_t kBytes = kBarriers + 64;
 };
 
@@ -42,6 +55,20 @@ static_assert(sizeof(ColumnBarriers) <= 64, "place is kept for them");
 __device__ __forceinline__ bool find_task(const BackwardParameters& in, int64_t number, BlockOfRows* block, int* part) {
   *part = in.part_begin + static_cast<int>(number % in.part_count);
   return find_block(in, number / in.part_count, block);
+}
+
+// What a task waits for at its end, the sums of earlier parts, and at its start, q and k of the next one: into the cache.
+template <int kKeyDim>
+__device__ __forceinline__ void prefetch_rest(const BackwardParameters& in, int64_t tasks, int64_t number,
+                                              const BlockOfRows& block, int part) {
+  if (in.adds && in.dk.present()) prefetch_bytes(part_sums<kKeyDim>(in, in.dk_parts, block, part), kBlock * kKeyDim * 4);
+  BlockOfRows next;
+  if (number + gridDim.x >= tasks || !find_task(in, number + gridDim.x, &next, &part)) return;
+  const int group = in.group_of(in.part_first(part));
+  for (int column = 0; column < in.shape.key_dim; column += 64) {
+    prefetch_box(&in.q, {column, next.row, group});
+    prefetch_box(&in.k, {column, next.row, group});
+  }
 }
 
 // One thread: brings q, k, v, dy and the gradients of nodes.
@@ -77,17 +104,57 @@ __device__ void copy_tiles(const BackwardParameters& in, int64_t tasks, char* sh
         load_box(shared + Layout::kK + at, &in.k, {64 * panel, block.row, in.group_of(i)}, &barriers->rows_full);
       }
       phase ^= 1;
+      prefetch_rest<kKeyDim>(in, tasks, number, block, part);
     }
   }
 }
 
-// One warp: brings the factors.
+__device__ __forceinline__ float4 times(const float4& a, const float4& b) {
+  return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
+}
+
+// Warp `number` of kSourceWarps: its share of the factors. A lane has rows 4 lane ... 4 lane + 3.
+struct SourceShare {
+  static constexpr int kLevels = 3;  // of a share; the last one has level 7 alone, and what else there is
+  const int number, lane;
+
+  __device__ __forceinline__ static float4& rows(float* column, int lane) { return reinterpret_cast<float4*>(column)[lane]; }
+  __device__ __forceinline__ float4 rows(const float* column) const { return reinterpret_cast<const float4*>(column)[lane]; }
+  // Of the rows that read at level l: λ; of the others: 1.
+  __device__ __forceinline__ float4 weights(const BlockFactors& from, int l) const {
+    const float4 lambda = rows(from.lambda(l));
+    const auto of = [&](int i, float x) { return (4 * lane + i) >> (l - 1) & 1 ? x : 1.0f; };
+    return make_float4(of(0, lambda.x), of(1, lambda.y), of(2, lambda.z), of(3, lambda.w));
+  }
+
+  __device__ __forceinline__ void copy(const BlockFactors& from, bool linear, float scale, SourceFactors* to) const {
+    const int first = kLevels * number, count = number + 1 < kSourceWarps ? kLevels : kInnerLevels - first;
+    float4 level[kLevels];
+#pragma unroll
+    for (int i = 0; i < kLevels; ++i) {
+      if (i >= count) continue;
+      level[i] = rows(from.level[first + i]);
+      if (!linear) level[i] = times(level[i], weights(from, first + i + 1));
+    }
+    if (count < kLevels) {
+      const float4 scales = make_float4(scale, scale, scale, scale);
+      rows(to->diagonal, lane) = linear ? scales : times(scales, rows(from.lambda(0)));
+      rows(to->write, lane) = rows(from.write);
+      rows(to->fold, lane) = rows(from.fold);
+    }
+#pragma unroll
+    for (int i = 0; i < kLevels; ++i) {
+      if (i < count) rows(to->level[first + i], lane) = level[i];
+    }
+  }
+};
+
+// kSourceWarps warps: bring the factors.
 template <int kKeyDim>
-__device__ void copy_sources(const BackwardParameters& in, int64_t tasks, char* shared, ColumnBarriers* barriers) {
+__device__ void copy_sources(const BackwardParameters& in, int64_t tasks, char* shared, ColumnBarriers* barriers,
+                             int number) {
   using Layout = ColumnLayout<kKeyDim>;
-  constexpr int kPieces = sizeof(SourceFactors) / 16, kEach = kPieces / 32;
-  static_assert(kPieces % 32 == 0, "a lane has as many as the others");
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const SourceShare share{number, static_cast<int>(threadIdx.x) % 32};
   Turn stage;
   for (int64_t number = blockIdx.x; number < tasks; number += gridDim.x) {
     BlockOfRows block;
@@ -95,33 +162,27 @@ __device__ void copy_sources(const BackwardParameters& in, int64_t tasks, char* 
     if (!find_task(in, number, &block, &part)) continue;
     const int end = in.part_end(part);
     for (int i = in.part_first(part); i < end; ++i) {
-      const uint4* from = reinterpret_cast<const uint4*>(in.sources + in.slot(block.place, i)) + lane;
-      uint4* to = reinterpret_cast<uint4*>(shared + Layout::kSources + stage.index * sizeof(SourceFactors)) + lane;
+      if (share.number == 0 && share.lane == 0 && i + 1 < end)
+        prefetch_bytes(in.factors(in.slot(block.place, i + 1)), static_cast<uint32_t>(in.factor_bytes));
       wait(&barriers->free[stage.index], stage.phase ^ 1);
-#pragma unroll
-      for (int begin = 0; begin < kEach; begin += 2) {
-        const uint4 one = from[32 * begin], two = from[32 * begin + 32];
-        to[32 * begin] = one;
-        to[32 * begin + 32] = two;
-      }
+      share.copy(*in.factors(in.slot(block.place, i)), in.linear, static_cast<float>(in.shape.scale),
+                 reinterpret_cast<SourceFactors*>(shared + Layout::kSources) + stage.index);
       release(&barriers->sources_full[stage.index]);
       stage.next(kHeadStages);
     }
   }
 }
 
-template <int kKeyDim, int kPart>
+template <int kKeyDim>
 struct ColumnSweep {
   using Layout = ColumnLayout<kKeyDim>;
   using RowTile = typename Layout::RowTile;
   using ValueTile = typename Layout::ValueTile;
   using NodeTile = typename Layout::NodeTile;
-  static constexpr int kSources = kHalf * kPart;  // the first
-
   const BackwardParameters& in;
   char* shared;
   ColumnBarriers* barriers;
-  const int warp, lane;
+  const int half, warp, lane;  // half: the warpgroup, whose sources these are; warp: of the warpgroup
   Turn stage;
   uint32_t phase = 0;       // of q and k
   float keys[kKeyDim / 2];  // dk, of all heads so far
@@ -135,10 +196,17 @@ struct ColumnSweep {
       : in(parameters),
         shared(memory),
         barriers(all),
+        half(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128 - 1, 0)),
         warp(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 32 % 4, 0)),
-        lane(static_cast<int>(threadIdx.x) % 32) {}
+        lane(own_lane()) {}
 
-  __device__ __forceinline__ int first() const { return kSources + 16 * warp + lane / 4; }
+  // From a register: the compiler would ask for the thread's number anew each time, and wait for it.
+  __device__ __forceinline__ static int own_lane() {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    return __shfl_sync(kAllLanes, lane, lane);
+  }
+  __device__ __forceinline__ int first_source() const { return kHalf * half + 16 * warp; }  // of the warp
+  __device__ __forceinline__ int first() const { return first_source() + lane / 4; }
   __device__ __forceinline__ char* tile(uint32_t place) const {
     return shared + Layout::kHeads + stage.index * Layout::kStageBytes + place;
   }
@@ -159,13 +227,13 @@ struct ColumnSweep {
   // The sources' v, 16 columns, in the places of sums.
   __device__ __forceinline__ void load_values(int step, uint32_t (&value)[4]) const {
     const Place at = block_row(lane);
-    load_matrices<false>(value, shared_address(tile(Layout::kV)) + (kSources + 16 * warp) * kSwizzleRow +
+    load_matrices<false>(value, shared_address(tile(Layout::kV)) + first_source() * kSwizzleRow +
                                     ValueTile::offset(at.row, kDepthStep * step + at.column));
   }
 
   // k times the node's gradient.
   __device__ __forceinline__ void issue_node(Sums& sum) {
-    const uint64_t k = operand<RowTile>(shared + Layout::kK, Major::kDepth, kSources, 0);
+    const uint64_t k = operand<RowTile>(shared + Layout::kK, Major::kDepth, kHalf * half, 0);
     const uint64_t node = operand<NodeTile>(tile(Layout::kNode), Major::kOuter, 0, 0);
     make_fresh(sum);
     fence_products(sum);
@@ -177,26 +245,52 @@ struct ColumnSweep {
     commit_products();
   }
 
-  // Of the sources with the rows of half `part`: k q^T and v dy^T.
-  __device__ __forceinline__ void issue_scores(Sums& scores, Sums& reads, int part) {
-    const uint64_t k = operand<RowTile>(shared + Layout::kK, Major::kDepth, kSources, 0);
+  // Of the sources with the rows of half `part`: k q^T.
+  __device__ __forceinline__ void issue_scores(Sums& scores, int part) const {
+    const uint64_t k = operand<RowTile>(shared + Layout::kK, Major::kDepth, kHalf * half, 0);
     const uint64_t q = operand<RowTile>(shared + Layout::kQ, Major::kDepth, kHalf * part, 0);
-    const uint64_t v = operand<ValueTile>(tile(Layout::kV), Major::kDepth, kSources, 0);
-    const uint64_t dy = operand<ValueTile>(tile(Layout::kDy), Major::kDepth, kHalf * part, 0);
     make_fresh(scores);
-    make_fresh(reads);
-    fence_products(scores, reads);
+    fence_products(scores);
 #pragma unroll
     for (int depth = 0; depth < kKeyDim; depth += kDepthStep)
       multiply<Half::kBf16, Major::kDepth, Major::kDepth>(
           scores, moved(k, depth_offset(Major::kDepth, depth, RowTile::kPanelBytes)),
           moved(q, depth_offset(Major::kDepth, depth, RowTile::kPanelBytes)), depth > 0);
+    commit_products();
+  }
+  // v dy^T.
+  __device__ __forceinline__ void issue_reads(Sums& reads, int part) const {
+    const uint64_t v = operand<ValueTile>(tile(Layout::kV), Major::kDepth, kHalf * half, 0);
+    const uint64_t dy = operand<ValueTile>(tile(Layout::kDy), Major::kDepth, kHalf * part, 0);
+    make_fresh(reads);
+    fence_products(reads);
 #pragma unroll
     for (int depth = 0; depth < kColumns; depth += kDepthStep)
       multiply<Half::kBf16, Major::kDepth, Major::kDepth>(
           reads, moved(v, depth_offset(Major::kDepth, depth, ValueTile::kPanelBytes)),
           moved(dy, depth_offset(Major::kDepth, depth, ValueTile::kPanelBytes)), depth > 0);
     commit_products();
+  }
+
+  // This thread's scores with the rows of half `part`: four of them every 128 places.
+  __device__ __forceinline__ float4* scores(int part) const {
+    return reinterpret_cast<float4*>(shared + Layout::kScores + (half + part) * Layout::kScoreBytes) + 32 * warp + lane;
+  }
+  // Where the warp's own scores have room for 16 rows of 128 bytes.
+  __device__ __forceinline__ static uint32_t score_place(int row, int chunk) {
+    return static_cast<uint32_t>(row / 4 * 2048 + row % 4 * 128 + (chunk ^ row % 8) * 16);
+  }
+  // Scores of the part, once for all heads.
+  __device__ __forceinline__ void make_scores() const {
+#pragma unroll 1
+    for (int part = half; part < 2; ++part) {
+      Sums sums;
+      issue_scores(sums, part);
+      wait_products<0>(sums);
+#pragma unroll
+      for (int n = 0; n < 8; ++n)
+        scores(part)[128 * n] = make_float4(sums[4 * n], sums[4 * n + 1], sums[4 * n + 2], sums[4 * n + 3]);
+    }
   }
 
   // Of the rows of half `part`: dy times their weights, to dv, and q times the gradients of scores, to dk.
@@ -233,7 +327,7 @@ struct ColumnSweep {
   // The mask of the sources with the rows of their own half, in the places of sums. Eights of rows after the source's own
   // are at one level.
   __device__ __forceinline__ void mask_own(const SourceFactors& factors, Sums& mask) const {
-    const float* level = &factors.level[0][kSources];  // and the diagonal behind the last level
+    const float* level = &factors.level[0][kHalf * half];  // and the diagonal behind the last level
     const float *mine = level + 16 * warp + lane / 4, *rows = level + 2 * (lane % 4);
     float of_source[2][3], of_own[2][2];
 #pragma unroll
@@ -265,11 +359,15 @@ struct ColumnSweep {
       }
     }
   }
-  // The mask in an eight of its own source's: source lane / 4, row 2 (lane % 4) + odd.
+  // The mask in an eight of its own source's: source lane / 4, row 2 (lane % 4) + odd. Without branches: loads that are not
+  // asked for cost less.
   __device__ __forceinline__ float own_factor(const float* level, int odd) const {
     const int source = lane / 4, row = 2 * (lane % 4) + odd, differ = row ^ source;
     const int at = (differ == 0 ? kInnerLevels : differ >= 4 ? 2 : differ >= 2 ? 1 : 0) * kBlock;
-    return row < source ? 0.0f : level[at + row] * (differ == 0 ? 1.0f : level[at + source]);
+    float factors[2] = {level[at + row], level[at + source]};
+    pin(factors);
+    const float pair = factors[0] * factors[1];
+    return row < source ? 0.0f : differ == 0 ? factors[0] : pair;
   }
 
   // The first half's sources with the second half's rows are all at level 7: the rows' factors.
@@ -285,16 +383,18 @@ struct ColumnSweep {
 
   // What the rows read of the sources, and the operands of the sums that follow.
   template <bool kOwn, class Mask>
-  __device__ __forceinline__ void weigh(const Sums& scores, const Sums& reads, const float (&write)[2], Scalars* scalars,
+  __device__ __forceinline__ void weigh(const float4* scores, const Sums& reads, const float (&write)[2], Scalars* scalars,
                                         uint32_t (&weights)[4][4], uint32_t (&gradients)[4][4], Mask mask) const {
     // What a row reads of itself counts apart: this lane has the element `differs` of a pair, if any, in eight 2 warp + h.
     const int differs = lane / 4 ^ 2 * (lane % 4);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
+      const float4 four = scores[128 * n];
+      const float score[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int e = 4 * n + 2 * h;
-        const float a = mask(e), b = mask(e + 1), x = a * scores[e], y = b * scores[e + 1];
+        const float a = mask(e), b = mask(e + 1), x = a * score[2 * h], y = b * score[2 * h + 1];
         if (kOwn && n % 2 == h) {
           const float one = x * reads[e], two = y * reads[e + 1];
           const bool own = n / 2 == warp;
@@ -311,64 +411,53 @@ struct ColumnSweep {
     }
   }
 
-  // k times the node's gradient, decayed from the source to the block's end; its share in what is read of the source.
-  __device__ __forceinline__ void fold_values(Sums& sum, const SourceFactors& factors, Scalars* scalars) const {
+  // k times the node's gradient, decayed from the source to the block's end; its share in what is read of the source. And v
+  // times write strength and that decay.
+  __device__ __forceinline__ void fold_values(Sums& sum, const SourceFactors& factors, const float (&write)[2],
+                                              Scalars* scalars, uint32_t (&value)[4][4]) const {
     const float fold[2] = {factors.fold[first()], factors.fold[first() + 8]};
-#pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      uint32_t value[4];
-      load_values(step, value);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int e = 8 * step + 2 * i;
-        float& others = scalars->others[i % 2];
-        sum[e] *= fold[i % 2];
-        sum[e + 1] *= fold[i % 2];
-        others = fmaf(sum[e], low_of(value[i]), others);
-        others = fmaf(sum[e + 1], high_of(value[i]), others);
-      }
-    }
-  }
-
-  // v times write strength and decay to the block's end.
-  __device__ __forceinline__ void load_folded_values(const SourceFactors& factors, uint32_t (&value)[4][4]) const {
-    const float scale[2] = {factors.write[first()] * factors.fold[first()],
-                            factors.write[first() + 8] * factors.fold[first() + 8]};
+    const float scale[2] = {write[0] * fold[0], write[1] * fold[1]};
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       load_values(step, value[step]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
+        const int e = 8 * step + 2 * i;
         uint32_t& pair = value[step][i];
-        pair = pack<Half::kBf16>(low_of(pair) * scale[i % 2], high_of(pair) * scale[i % 2]);
+        float& others = scalars->others[i % 2];
+        const float low = low_of(pair), high = high_of(pair);
+        sum[e] *= fold[i % 2];
+        sum[e + 1] *= fold[i % 2];
+        others = fmaf(sum[e], low, others);
+        others = fmaf(sum[e + 1], high, others);
+        pair = pack<Half::kBf16>(low * scale[i % 2], high * scale[i % 2]);
       }
     }
   }
 
   __device__ __forceinline__ void store_scalars(const BlockOfRows& block, int number, int head, const Scalars& scalars,
                                                 const float (&write)[2]) const {
-    const auto row_sum = [](float x) {
-      x += __shfl_xor_sync(kAllLanes, x, 1);
-      return x + __shfl_xor_sync(kAllLanes, x, 2);
+    // Four lanes share two sources: each of the two even lanes gets the sums of one.
+    const bool odd = (lane & 1) != 0;
+    const auto sum = [&](const float(&x)[2]) {
+      const float one = (odd ? x[1] : x[0]) + __shfl_xor_sync(kAllLanes, odd ? x[0] : x[1], 1);
+      return one + __shfl_xor_sync(kAllLanes, one, 2);
     };
-    const int64_t slot = in.slot(block.place, number);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float others = row_sum(scalars.others[h]), self = row_sum(scalars.self[h]);
-      const int r = first() + 8 * h;
-      if (lane % 4 != h) continue;
-      in.row_others[slot * kBlock + r] = write[h] * others;
-      if (in.dwrite.present() && r >= block.lo && r < block.hi)
-        put_element(in.dwrite.at(block.index, block.row + r, head), in.dwrite.dtype, 0, others + self, in.dwrite.accumulate);
-    }
+    const float others = sum(scalars.others), self = sum(scalars.self);
+    if (lane % 4 >= 2) return;
+    const int r = first() + (odd ? 8 : 0);
+    in.row_others(in.slot(block.place, number))[r] = (odd ? write[1] : write[0]) * others;
+    if (in.dwrite.present() && r >= block.lo && r < block.hi)
+      put_element(in.dwrite.at(block.index, block.row + r, head), in.dwrite.dtype, 0, others + self, in.dwrite.accumulate);
   }
 
-  template <class Element>
+  // By way of the warp's own 16 rows of 128 bytes at `staging`.
+  template <class Locate, class Element>
   __device__ __forceinline__ void store(const View& view, const BlockOfRows& block, int head, int column, int columns,
-                                        Element element) const {
+                                        char* staging, Locate place, Element element) const {
     char* to = static_cast<char*>(view.at(block.index, block.row, head)) + 2 * column;
-    store_rows(to, 2 * view.row_stride, view.accumulate, columns - column, kSources + 16 * warp, block.lo, block.hi,
-               shared + Layout::kStaging + (4 * kPart + warp) * kStagingBytes, element);
+    store_rows(to, 2 * view.row_stride, view.accumulate, columns - column, first_source(), block.lo, block.hi, lane, staging,
+               place, element);
   }
 
   __device__ __forceinline__ void clear(char* tile, int panels, const BlockOfRows& block) const {
@@ -389,49 +478,52 @@ struct ColumnSweep {
       fence_shared_writes();
       sync_some(1, 256);
     }
-    Sums values, scores, reads;
+    Sums values, reads;
     uint32_t weights[4][4], gradients[4][4];
     Scalars scalars;
-    issue_scores(scores, reads, kPart);
+    issue_reads(reads, half);
+    issue_node(values);
     wait(&barriers->sources_full[stage.index], stage.phase);
     const SourceFactors& factors = sources();
     const float write[2] = {factors.write[first()], factors.write[first() + 8]};
     // Factors are fetched while products run.
     Sums mask;
     mask_own(factors, mask);
-    wait_products<0>(scores, reads);
-    weigh<true>(scores, reads, write, &scalars, weights, gradients, [&](int e) { return mask[e]; });
-    issue_node(values);
-    issue_keys(gradients, kPart);
+    wait_products<1>(reads);
+    weigh<true>(scores(half), reads, write, &scalars, weights, gradients, [&](int e) { return mask[e]; });
+    issue_keys(gradients, half);
     wait_products<1>(values);
-    fold_values(values, factors, &scalars);
-    wait_products<0>(keys);
-    pin_all(gradients);
-    issue_values(values, weights, kPart);
-    if constexpr (kPart == 0) {
-      wait_products<0>(values);
-      pin_all(weights);
-      issue_scores(scores, reads, 1);
-      wait_products<0>(scores, reads);
+    uint32_t value[4][4];
+    fold_values(values, factors, write, &scalars, value);
+    issue_values(values, weights, half);
+    issue_folded(value);
+    if (half == 0) {
+      issue_reads(reads, 1);
       const float sources[2] = {factors.level[kInnerLevels - 1][first()], factors.level[kInnerLevels - 1][first() + 8]};
       float rows[16];
       load_second(factors, rows);
-      weigh<false>(scores, reads, write, &scalars, weights, gradients,
+      wait_products<0>(values, keys, reads);
+      pin_all(weights, gradients, value);
+      weigh<false>(scores(1), reads, write, &scalars, weights, gradients,
                    [&](int e) { return rows[e / 4 * 2 + e % 2] * sources[e / 2 % 2]; });
       issue_values(values, weights, 1);
       issue_keys(gradients, 1);
     }
-    uint32_t value[4][4];
-    load_folded_values(factors, value);
-    issue_folded(value);
     store_scalars(block, number, head, scalars, write);
-    wait_products<0>(values, keys);
-    pin_all(weights, gradients, value);
+    // The last product, for the keys, runs while dv is stored.
+    wait_products<1>(values);
+    pin_all(weights);
+    if (in.dv.present()) {  // in the place of v, which is not needed any more
+      store(
+          in.dv, block, head, 0, static_cast<int>(in.shape.value_dim), tile(Layout::kV) + first_source() * kSwizzleRow,
+          [](int row, int chunk) { return ValueTile::offset(row, 8 * chunk); },
+          [&](int i) { return write[i / 2 % 2] * values[i]; });
+      fence_shared_writes();
+    }
+    wait_products<0>(keys);
+    pin_all(gradients, value);
     release(&barriers->free[stage.index]);
     stage.next(kHeadStages);
-    if (in.dv.present())
-      store(in.dv, block, head, 0, static_cast<int>(in.shape.value_dim),
-            [&](int i) { return write[i / 2 % 2] * values[i]; });
   }
 
   __device__ __forceinline__ void store_keys(const BlockOfRows& block, int part) const {
@@ -440,13 +532,13 @@ struct ColumnSweep {
       const int columns = static_cast<int>(in.shape.key_dim);
 #pragma unroll
       for (int column = 0; column < kKeyDim; column += 64) {
-        if (column < columns) store(in.dk, block, part, column, columns, [&](int i) { return keys[column / 2 + i]; });
+        if (column < columns)
+          store(in.dk, block, part, column, columns, reinterpret_cast<char*>(scores(half) - lane), score_place,
+                [&](int i) { return keys[column / 2 + i]; });
       }
       return;
     }
-    store_sums<kKeyDim>(in.dk_parts + ((part - in.part_begin) * in.places + block.place) * (kBlock * kKeyDim) +
-                            (kSources + 16 * warp) * kKeyDim,
-                        keys, in.adds);
+    store_sums<kKeyDim>(part_sums<kKeyDim>(in, in.dk_parts, block, part) + first_source() * kKeyDim, keys, in.adds);
   }
 
   __device__ __forceinline__ void run(int64_t tasks) {
@@ -461,8 +553,10 @@ struct ColumnSweep {
       if (block.lo > 0 || block.hi < kBlock) {
         clear(shared + Layout::kQ, RowTile::kPanels, block);
         clear(shared + Layout::kK, RowTile::kPanels, block);
-        // The heads' own tiles follow, with a barrier.
+        fence_shared_writes();
+        sync_some(1, 256);
       }
+      make_scores();
       const int first = in.part_first(part), end = in.part_end(part);
       // Members of a group are a step apart.
       const int step = in.shape.head_map == LLA_HEAD_MAP_CYCLIC ? static_cast<int>(in.shape.groups) : 1;
@@ -487,7 +581,7 @@ __global__ void __launch_bounds__(kColumnThreads, 1)
     init_barrier(&barriers->rows_free, kColumnWarps);
     for (int i = 0; i < kHeadStages; ++i) {
       init_barrier(&barriers->full[i], 1);
-      init_barrier(&barriers->sources_full[i], 1);
+      init_barrier(&barriers->sources_full[i], kSourceWarps);
       init_barrier(&barriers->free[i], kColumnWarps);
     }
     publish_barriers();
@@ -497,13 +591,10 @@ __global__ void __launch_bounds__(kColumnThreads, 1)
   if (warp < 4) {
     keep_registers<kGroupRegisters[0]>();
     if (threadIdx.x == 0) copy_tiles<kKeyDim>(in, tasks, shared, barriers);
-    if (warp == 1) copy_sources<kKeyDim>(in, tasks, shared, barriers);
-  } else if (warp < 8) {
-    take_registers<kGroupRegisters[1]>();
-    ColumnSweep<kKeyDim, 0>(in, shared, barriers).run(tasks);
+    if (warp > 0) copy_sources<kKeyDim>(in, tasks, shared, barriers, warp - 1);
   } else {
-    take_registers<kGroupRegisters[2]>();
-    ColumnSweep<kKeyDim, 1>(in, shared, barriers).run(tasks);
+    take_registers<kGroupRegisters[1]>();
+    ColumnSweep<kKeyDim>(in, shared, barriers).run(tasks);
   }
 }
 

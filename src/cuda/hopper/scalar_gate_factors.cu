@@ -96,8 +96,7 @@ __device__ __forceinline__ void make_factors(const BackwardParameters& in, const
                                              const float* staged) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const float scale = static_cast<float>(in.shape.scale);
-  ReaderFactors& reader = *in.reader(slot);
-  SourceFactors& source = in.sources[slot];
+  BlockFactors& factors = *in.factors(slot);
   Rows prefix, suffix, write, values;
   bool live[4];
 #pragma unroll
@@ -115,28 +114,24 @@ __device__ __forceinline__ void make_factors(const BackwardParameters& in, const
 #pragma unroll
     for (int i = 0; i < 4; ++i) values[i] = of(i);
   };
-  each([&](int i) { return weight(0, i); });
-  put_rows(reader.lambda[0], values);
-  each([&](int i) { return scale * values[i]; });
-  put_rows(source.diagonal, values);
-  each([&](int i) { return scale * write[i]; });
-  put_rows(reader.diagonal, values);
-  put_rows(source.write, write);
+  if (!in.linear) {
+    each([&](int i) { return weight(0, i); });
+    put_rows(factors.lambda(0), values);
+  }
+  put_rows(factors.write, write);
   // Sums over the row's aligned block of 2^d rows: up to and with the row, and after it. No sum is a difference of two.
 #pragma unroll
   for (int d = 0; d < kInnerLevels; ++d) {
-    Rows of_source, of_reader;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    each([&](int i) {
       const bool upper = is_upper(d, 4 * lane + i);
-      const float decay = !live[i] ? 0.0f : quick_decay(upper ? prefix[i] : suffix[i]);
-      values[i] = upper ? weight(d + 1, i) : 0.0f;
-      of_reader[i] = decay * (upper ? scale : write[i]);
-      of_source[i] = upper ? scale * values[i] * decay : decay;
+      const float decay = live[i] ? quick_decay(upper ? prefix[i] : suffix[i]) : 0.0f;
+      return upper ? scale * decay : decay;
+    });
+    put_rows(factors.level[d], values);
+    if (!in.linear) {
+      each([&](int i) { return is_upper(d, 4 * lane + i) ? weight(d + 1, i) : 0.0f; });
+      put_rows(factors.lambda(d + 1), values);
     }
-    put_rows(reader.lambda[d + 1], values);
-    put_rows(reader.level[d], of_reader);
-    put_rows(source.level[d], of_source);
     if (d == 0) {
 #pragma unroll
       for (int i = 0; i < 4; i += 2) {
@@ -164,16 +159,17 @@ __device__ __forceinline__ void make_factors(const BackwardParameters& in, const
     }
   }
   each([&](int i) { return live[i] ? scale * quick_decay(prefix[i]) : 0.0f; });
-  put_rows(reader.start, values);
+  put_rows(factors.start, values);
   each([&](int i) { return live[i] ? quick_decay(suffix[i]) : 0.0f; });
-  put_rows(source.fold, values);
+  put_rows(factors.fold, values);
   if (lane == 31) in.totals[slot] = prefix[3];
-  float* entry = reinterpret_cast<float*>(&reader + 1);
+  if (in.linear) return;
+  int entry = kInnerLevels + 1;
 #pragma unroll 1
-  for (uint32_t left = block.reads(in.linear); left; left &= left - 1, entry += kBlock) {
+  for (uint32_t left = block.reads(false); left; left &= left - 1, ++entry) {
     const int level = __ffsll(left) + kInnerLevels;
     each([&](int i) { return weight(level, i); });
-    put_rows(entry, values);
+    put_rows(factors.lambda(entry), values);
   }
 }
 
@@ -251,7 +247,7 @@ __global__ void __launch_bounds__(kTreeThreads)
         }
         if (!in.linear) sum += spans[block.node_end(__ffsll(left) - 1, false) - first];
       }
-      reinterpret_cast<float4*>(in.reader(slot_of(block.block))->newer)[share] =
+      reinterpret_cast<float4*>(in.factors(slot_of(block.block))->newer)[share] =
           make_float4(newer[0], newer[1], newer[2], newer[3]);
     }
     __syncthreads();

@@ -1,25 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalar gate backward on Hopper: the gradient of each node, from the rows that read it, then from the nodes that take it
-// in.
+// Scalar gate backward on Hopper, log-linear: the gradient of each node from the rows that read it.
 #include <algorithm>
 
 #include "cuda/common/reduce.h"
 #include "cuda/hopper/capability.h"
 #include "cuda/hopper/register_budget.h"
 #include "cuda/hopper/scalar_gate_backward.h"
-#include "cuda/hopper/scalar_gate_multiply.h"
+#include "cuda/hopper/scalar_gate_transposed.h"
 #include "cuda/hopper/tile_rows.h"
 
 namespace lla::cuda::hopper {
 
 namespace {
 
-// ---- from readers
-// ----------------------------------------------------------------------------------------------------------
-
 // Tasks, those of the highest levels first: a level's pieces of blocks that read nodes, for each sequence.
 struct ReaderPlan {
-  int levels = 0;       // log-linear: of nodes
+  int levels = 0;       // of nodes
   int pieces[16] = {};  // of a level and sequence at most
   int sequences = 0;
   int chunks = 0, chunks_of_part = 0;  // of heads
@@ -54,22 +50,15 @@ __device__ __forceinline__ bool find_task(const BackwardParameters& in, const Re
   if (!find_block(in, b * in.blocks, &block)) return false;
   to->row = block.row_begin - block.position;
   to->level = u;
-  int node;
-  if (in.linear) {
-    node = block.first + piece;
-    to->from = node + 1;
-    to->to = min(node + 2, block.end);
-  } else {
-    // Blocks that read nodes of level u have bit u: pieces of 2^s blocks have bit t.
-    const int s = min(u, kPieceLog), t = u - s;
-    const int x = (block.first >> (u + 1) << (t + 1)) + (piece >> t << (t + 1)) + (1 << t) + (piece & ((1 << t) - 1));
-    to->from = x << s;
-    to->to = min((x + 1) << s, block.end);
-    node = (x >> t << u) - 1;
-    to->piece_place = u <= kPieceLog ? -1
-                                     : static_cast<int>((block.row_begin >> (kBlockLog + kPieceLog)) + 2 * b) + x -
-                                           (block.first >> kPieceLog);
-  }
+  // Blocks that read nodes of level u have bit u: pieces of 2^s blocks have bit t.
+  const int s = min(u, kPieceLog), t = u - s;
+  const int x = (block.first >> (u + 1) << (t + 1)) + (piece >> t << (t + 1)) + (1 << t) + (piece & ((1 << t) - 1));
+  to->from = x << s;
+  to->to = min((x + 1) << s, block.end);
+  const int node = (x >> t << u) - 1;
+  to->piece_place = u <= kPieceLog ? -1
+                                   : static_cast<int>((block.row_begin >> (kBlockLog + kPieceLog)) + 2 * b) + x -
+                                         (block.first >> kPieceLog);
   if (node < block.first || to->from >= to->to) return false;
   to->last = min(kBlock, block.position + block.rows - ((to->to - 1) << kBlockLog));
   to->node_place = static_cast<int>(block.place_of(node));
@@ -96,8 +85,8 @@ struct ReaderLayout {
   static constexpr uint32_t kBarriers = kWeights + 2 * kHeads * kBlock * 4;
   static constexpr uint32_t kTasks = kBarriers + 64;
   static constexpr uint32_t kBytes = kTasks + kTaskTurns * sizeof(ReaderTask);
-  // A warpgroup for each head, and a thread that finds tasks and brings rows. Several heads: it has a warpgroup, whose registers the others
-  // take.
+  // A warpgroup for each head, and a thread that finds tasks and brings rows. Several heads: it has a warpgroup, whose
+  // registers the others take.
   static constexpr int kThreads = kHeads == 1 ? 160 : 128 * (kHeads + 1);
 };
 
@@ -106,37 +95,6 @@ struct ReaderBarriers {
   Barrier task_full[kTaskTurns], task_free[kTaskTurns];
 };
 static_assert(sizeof(ReaderBarriers) <= 64, "place is kept for them");
-
-// Stores the transposed sum of a node's gradient [dv][dk], as bf16 [dk][64].
-template <int kKeyDim>
-__device__ __forceinline__ void store_node(unsigned short* node, const float (&sums)[kKeyDim / 2], char* staging) {
-  const int warp = static_cast<int>(threadIdx.x) / 32 % 4, lane = static_cast<int>(threadIdx.x) % 32;
-  const uint32_t address = shared_address(staging);
-  const auto place = [](int row, int chunk) { return static_cast<uint32_t>(row * 32 + ((chunk ^ (row >> 2 & 1)) * 16)); };
-  const Place at = block_row_transposed(lane);
-  // 32 keys, 16 columns of values: sectors of memory.
-#pragma unroll
-  for (int keys = 0; keys < kKeyDim; keys += 32) {
-#pragma unroll
-    for (int side = 0; side < 2; ++side) {
-      uint32_t pairs[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int e = keys / 2 + 8 * side + 2 * i;
-        pairs[i] = pack<Half::kBf16>(sums[e], sums[e + 1]);
-      }
-      store_matrices<true>(address + place(16 * side + at.row, at.column / 8), pairs);
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = 16 * i + lane / 2, chunk = lane % 2;
-      reinterpret_cast<uint4*>(node + (keys + row) * kColumns + 16 * warp)[chunk] =
-          *reinterpret_cast<const uint4*>(staging + place(row, chunk));
-    }
-    __syncwarp();
-  }
-}
 
 // Where the warpgroup of a head leaves its sums of a piece: [i / 4][thread][4].
 template <int kKeyDim>
@@ -174,39 +132,15 @@ struct NodeReaders {
 
   // With which a row of a block reads the node: this thread's. Fetched ahead.
   struct Weight {
-    float start = 0, newer = 0, lambda = 1;
+    float start = 0, newer = 0, lambda = 0;
   };
   __device__ __forceinline__ Weight fetch(const char* readers, int block, int level) const {
-    Weight weight;
-    const auto* reader = reinterpret_cast<const ReaderFactors*>(readers);
-    const int entry = in.linear ? 0 : __popcll(static_cast<uint32_t>(block) & ((uint32_t{1} << level) - 1));
-    weight.start = reader->start[thread];
-    weight.newer = reader->newer[entry];
-    if (!in.linear) weight.lambda = reinterpret_cast<const float*>(reader + 1)[entry * kBlock + thread];
-    return weight;
+    const auto* reader = reinterpret_cast<const BlockFactors*>(readers);
+    const int entry = __popcll(static_cast<uint32_t>(block) & ((uint32_t{1} << level) - 1));
+    return {reader->start[thread], reader->newer[entry], reader->lambda(kInnerLevels + 1 + entry)[thread]};
   }
   __device__ __forceinline__ const char* readers_of(const ReaderTask& task) const {
-    return reinterpret_cast<const char*>(in.reader(in.slot(task.from_place, task.head + number)));
-  }
-
-  // dy, transposed, times the rows' weights: two steps of depth.
-  __device__ __forceinline__ void load_weighted(const float* weights, int first, uint32_t (&values)[2][4]) const {
-    const Place at = block_row_transposed(lane);
-    const uint32_t from = shared_address(dy()) + ValueTile::offset(at.row, 16 * warp + at.column);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int row = kDepthStep * (first + i);
-      load_matrices<true>(values[i], from + row * kSwizzleRow);  // whole atoms on: the same place of the pattern
-#pragma unroll
-      for (int side = 0; side < 2; ++side) {
-        const float2 weight = *reinterpret_cast<const float2*>(&weights[row + 8 * side + 2 * (lane % 4)]);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          uint32_t& pair = values[i][2 * side + h];
-          pair = pack<Half::kBf16>(low_of(pair) * weight.x, high_of(pair) * weight.y);
-        }
-      }
-    }
+    return reinterpret_cast<const char*>(in.factors(in.slot(task.from_place, task.head + number)));
   }
 
   // While two steps are multiplied, the next two are made ready: there are no registers for more.
@@ -218,7 +152,7 @@ struct NodeReaders {
     for (int step = 0; step < kSteps; step += 2) {
       uint32_t(&pair)[2][4] = values[step / 2 % 2];
       if (step >= 4) wait_products<1>(pair[0], pair[1]);
-      load_weighted(weights, step, pair);
+      load_weighted<ValueTile>(shared_address(dy()), weights, step, warp, lane, pair);
       fence_products(pair[0], pair[1]);
 #pragma unroll
       for (int i = 0; i < 2; ++i)
@@ -241,7 +175,7 @@ struct NodeReaders {
       turn ^= 1;
       if (active) {
         weights[thread] = weight.start * weight.newer * weight.lambda;
-        readers += in.head_count * in.reader_bytes;
+        readers += in.head_count * in.factor_bytes;
         if (block + 1 < task.to) weight = fetch(readers, block + 1, task.level);
       }
       sync_some(2 + number, 128);
@@ -407,15 +341,10 @@ int32_t launch_readers(const BackwardParameters& in, void* stream) {
   plan.sequences = static_cast<int>(in.batch.count);
   const int blocks = static_cast<int>(in.blocks);
   int64_t pieces = 0;
-  if (in.linear) {
-    plan.levels = 1;
-    pieces = plan.pieces[0] = blocks;
-  } else {
-    for (int64_t n = (in.batch.most_length - 1) >> kBlockLog; n > 0; n >>= 1, ++plan.levels) {
-      const int s = std::min(plan.levels, kPieceLog), t = plan.levels - s;
-      plan.pieces[plan.levels] = ((blocks >> (plan.levels + 1)) + 2) << t;
-      pieces += plan.pieces[plan.levels];
-    }
+  for (int64_t n = (in.batch.most_length - 1) >> kBlockLog; n > 0; n >>= 1, ++plan.levels) {
+    const int s = std::min(plan.levels, kPieceLog), t = plan.levels - s;
+    plan.pieces[plan.levels] = ((blocks >> (plan.levels + 1)) + 2) << t;
+    pieces += plan.pieces[plan.levels];
   }
   const int64_t tasks = pieces * in.batch.count * plan.chunks;
   if (tasks >= int64_t{1} << 30) return LLA_INTERNAL;
@@ -431,188 +360,13 @@ int32_t launch_readers(const BackwardParameters& in, void* stream) {
   return status;
 }
 
-// ---- down
-// ------------------------------------------------------------------------------------------------------------------
-
-constexpr int kDownThreads = 256, kDownElements = 8;
-constexpr int kDownPiece = kDownThreads * kDownElements;  // elements of a node that a block of threads takes down
-constexpr int kWindowLog = 5, kWindow = 1 << kWindowLog;  // steps of a log-linear walk
-constexpr int kQuad = 4;  // steps whose levels are known, but for the newest's; so many are on their way
-
-// This thread's elements of the steps of a walk.
-struct DownWalk {
-  static constexpr int kLanes = 8;  // that sum the flow of a step
-  using Elements = float[kDownElements];
-
-  const BackwardParameters& in;
-  const int shift, pieces, piece, head, first, begin, end;  // steps [begin, end); step x: block ((x + 1) << shift) - 1
-  const int64_t places;
-  float* flows;  // [step of a window][kDownThreads + kLanes]: no two of a warp's lanes meet in a bank
-
-  struct Loaded {
-    uint4 own = {0, 0, 0, 0}, node = {0, 0, 0, 0};
-    float up = 0;
-  };
-  __device__ __forceinline__ bool has(int x) const { return x >= begin && x < end; }
-  __device__ __forceinline__ int64_t slot_of(int x) const { return in.slot(places + ((x + 1) << shift) - 1 - first, head); }
-  __device__ __forceinline__ uint4* at(unsigned short* memory, int x) const {
-    return reinterpret_cast<uint4*>(memory + (slot_of(x) * pieces + piece) * kDownPiece) + threadIdx.x;
-  }
-  __device__ __forceinline__ Loaded load(int x) const {
-    Loaded loaded;
-    if (!has(x)) return loaded;
-    loaded.own = *at(in.grads_memory, x);
-    loaded.node = *at(in.nodes_memory, x);
-    loaded.up = in.up[slot_of(x)];
-    return loaded;
-  }
-  __device__ __forceinline__ void read(const Loaded& loaded, Elements& sum) const {
-    const uint32_t own[4] = {loaded.own.x, loaded.own.y, loaded.own.z, loaded.own.w};
-#pragma unroll
-    for (int i = 0; i < kDownElements; ++i) sum[i] = i % 2 == 0 ? low_of(own[i / 2]) : high_of(own[i / 2]);
-  }
-  // The gradient of a node whose parent's is there; zero: it has none.
-  __device__ __forceinline__ void visit(int x, const Loaded& loaded, const Elements& parent, Elements& sum) const {
-    const uint32_t node[4] = {loaded.node.x, loaded.node.y, loaded.node.z, loaded.node.w};
-    float flow = 0;
-    read(loaded, sum);
-#pragma unroll
-    for (int i = 0; i < kDownElements; ++i) {
-      const float more = loaded.up * parent[i];
-      flow = fmaf(i % 2 == 0 ? low_of(node[i / 2]) : high_of(node[i / 2]), more, flow);
-      sum[i] += more;
-    }
-    *at(in.grads_memory, x) = make_uint4(pack<Half::kBf16>(sum[0], sum[1]), pack<Half::kBf16>(sum[2], sum[3]),
-                                         pack<Half::kBf16>(sum[4], sum[5]), pack<Half::kBf16>(sum[6], sum[7]));
-    flows[x % kWindow * (kDownThreads + kLanes) + threadIdx.x] = flow;
-  }
-  // After all steps of a window: the flows of this piece go to `row_others`, which nobody needs yet.
-  __device__ __forceinline__ void sum_window(int window, bool newest_too) const {
-    __syncthreads();
-    static_assert(kDownThreads == kWindow * kLanes, "a thread sums for one step");
-    const int step = static_cast<int>(threadIdx.x) / kLanes, x = window * kWindow + step;
-    const float* from = flows + step * (kDownThreads + kLanes) + threadIdx.x % kLanes;
-    const bool mine = has(x) && (newest_too || step + 1 < kWindow);
-    float flow = 0;
-    for (int i = 0; mine && i < kDownThreads; i += kLanes) flow += from[i];
-    for (int d = kLanes / 2; d > 0; d /= 2) flow += __shfl_xor_sync(kAllLanes, flow, d);
-    if (mine && threadIdx.x % kLanes == 0) in.row_others[slot_of(x) * kBlock + piece] = flow;
-    __syncthreads();
-  }
-};
-
-__device__ __forceinline__ void set_all(float (&to)[kDownElements], const float (&from)[kDownElements]) {
-#pragma unroll
-  for (int i = 0; i < kDownElements; ++i) to[i] = from[i];
-}
-
-// Walks over the nodes that end with multiples of 2^shift blocks, from the newest to the oldest; log-linear: over kWindow of
-// them, those of the kWindowLog lowest levels; the others were done by a walk with a higher shift. One block of threads: a
-// piece of the nodes.
-template <bool kLinear>
-__global__ void __launch_bounds__(kDownThreads, 2)
-    walk_down(const __grid_constant__ BackwardParameters in, int shift, int pieces, int64_t windows, int64_t tasks) {
-  __shared__ float flows[kWindow * (kDownThreads + DownWalk::kLanes)];
-  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t n = task / pieces / in.head_count;
-    BlockOfRows block;
-    if (!find_block(in, n / windows * in.blocks, &block)) continue;
-    int begin = block.first >> shift, end = (block.end - 1) >> shift;  // later blocks make no nodes
-    if constexpr (!kLinear) {
-      const int window = (begin >> kWindowLog) + static_cast<int>(n % windows);
-      begin = max(begin, window << kWindowLog);
-      end = min(end, (window + 1) << kWindowLog);
-    }
-    if (begin >= end) continue;
-    const int head = in.head_begin + static_cast<int>(task / pieces % in.head_count);
-    const DownWalk walk{in,  shift,       pieces, static_cast<int>(task % pieces), head, block.first, begin,
-                        end, block.place, flows};
-    DownWalk::Loaded coming[kQuad];
-#pragma unroll
-    for (int j = 0; j < kQuad; ++j) coming[j] = walk.load((end - 1) / kQuad * kQuad + j);
-    // Of the latest node above level 0, above level 1, above level 2 + i. None: zero.
-    DownWalk::Elements near[2] = {}, above[kWindowLog - 2] = {};
-#pragma unroll 1
-    for (int first = (end - 1) / kQuad * kQuad; first + kQuad > begin; first -= kQuad) {
-      const int level = 2 + trailing_ones_of_block(first / kQuad % (kWindow / kQuad));  // of the last of the four
-#pragma unroll
-      for (int j = kQuad - 1; j >= 0; --j) {
-        const int x = first + j;
-        const DownWalk::Loaded loaded = coming[j];
-        coming[j] = walk.load(x - kQuad);
-        if (!walk.has(x)) continue;
-        DownWalk::Elements sum;
-        if constexpr (kLinear) {
-          walk.visit(x, loaded, near[0], sum);
-          set_all(near[0], sum);
-        } else if (j == 3) {
-          if (level >= kWindowLog) {
-            walk.read(loaded, sum);
-          } else {
-            DownWalk::Elements parent;
-            set_all(parent, above[0]);
-#pragma unroll
-            for (int i = 1; i < kWindowLog - 2; ++i) {
-              if (level == 2 + i) set_all(parent, above[i]);
-            }
-            walk.visit(x, loaded, parent, sum);
-          }
-          set_all(near[0], sum);
-          set_all(near[1], sum);
-#pragma unroll
-          for (int i = 0; i < kWindowLog - 2; ++i) {
-            if (2 + i < level) set_all(above[i], sum);
-          }
-        } else {
-          walk.visit(x, loaded, near[j % 2], sum);
-          if (j == 1) set_all(near[0], sum);
-        }
-      }
-      if (first % kWindow == 0 || first <= begin) walk.sum_window(first / kWindow, kLinear);
-    }
-  }
-}
-
-constexpr int kFlowThreads = 256;
-
-// Sums of the flows of a node's pieces. One thread: one block and head.
-__global__ void __launch_bounds__(kFlowThreads)
-    sum_flows(const __grid_constant__ BackwardParameters in, int pieces, int64_t count) {
-  const int64_t n = static_cast<int64_t>(blockIdx.x) * kFlowThreads + threadIdx.x;
-  BlockOfRows block;
-  if (n >= count || !find_block(in, n / in.head_count, &block) || !block.makes) return;
-  const int64_t slot = in.slot(block.place, in.head_begin + static_cast<int>(n % in.head_count));
-  float flow = 0;
-  for (int i = 0; i < pieces; ++i) flow += in.row_others[slot * kBlock + i];
-  in.through[slot] = flow;
-}
-
 }  // namespace
 
 int32_t launch_node_readers(const BackwardParameters& in, int key_dim, void* stream) {
   if (in.blocks < 2) return LLA_OK;  // no nodes
+  if (in.linear) return launch_state_gradients(in, key_dim, stream);
   if (in.bundle == 1) return key_dim == 64 ? launch_readers<64, 1>(in, stream) : launch_readers<128, 1>(in, stream);
   return key_dim == 64 ? launch_readers<64, 4>(in, stream) : launch_readers<128, 4>(in, stream);
-}
-
-int32_t launch_node_gradients(const BackwardParameters& in, int key_dim, void* stream) {
-  if (in.blocks < 2) return LLA_OK;
-  const int pieces = key_dim * kColumns / kDownPiece;
-  const int64_t walks = in.batch.count * in.head_count * pieces, count = in.batch.count * in.blocks * in.head_count;
-  int32_t status = LLA_OK;
-  if (in.linear) {
-    const int64_t windows = 1;
-    const int shift = 0;
-    status = launch(walk_down<true>, walks, kDownThreads, 0, stream, in, shift, pieces, windows, walks);
-  } else {
-    for (int shift = 2 * kWindowLog; shift >= 0 && status == LLA_OK; shift -= kWindowLog) {
-      if ((in.batch.most_length - 1) >> kBlockLog < int64_t{1} << shift) continue;
-      const int64_t windows = (in.blocks >> (shift + kWindowLog)) + 2, tasks = walks * windows;
-      status = launch(walk_down<false>, tasks, kDownThreads, 0, stream, in, shift, pieces, windows, tasks);
-    }
-  }
-  if (status != LLA_OK) return status;
-  return launch(sum_flows, (count + kFlowThreads - 1) / kFlowThreads, kFlowThreads, 0, stream, in, pieces, count);
 }
 
 int32_t load_node_readers() {
@@ -621,10 +375,7 @@ int32_t load_node_readers() {
   if (status == LLA_OK) status = load_kernel(read_nodes<128, 1>);
   if (status == LLA_OK) status = load_kernel(read_nodes<128, 4>);
   if (status == LLA_OK) status = load_kernel(join_pieces<64>);
-  if (status == LLA_OK) status = load_kernel(join_pieces<128>);
-  if (status == LLA_OK) status = load_kernel(walk_down<true>);
-  if (status == LLA_OK) status = load_kernel(walk_down<false>);
-  return status == LLA_OK ? load_kernel(sum_flows) : status;
+  return status == LLA_OK ? load_kernel(join_pieces<128>) : status;
 }
 
 }  // namespace lla::cuda::hopper

@@ -37,12 +37,12 @@ struct RowLayout {
   uint32_t barriers_begin = 0, bytes = 0;
 
   // False if it does not fit.
-  bool place(int key_dim, int entries, int64_t reader_bytes, int nodes) {
+  bool place(int key_dim, int entries, int64_t bytes_of_factors, int nodes) {
     const uint32_t row_bytes = kBlock * static_cast<uint32_t>(key_dim) * 2;
     ring = nodes;
     staged = (kInner + entries) | 1;
     node_bytes = static_cast<uint32_t>(key_dim) * kSwizzleRow;
-    factor_bytes = static_cast<uint32_t>(reader_bytes);
+    factor_bytes = static_cast<uint32_t>(bytes_of_factors);
     staging_bytes = static_cast<uint32_t>(kBlock * staged * 4);
     k_begin = row_bytes;
     head_begin = 2 * row_bytes;
@@ -68,7 +68,8 @@ struct RowLayout {
 
 struct RowBarriers {
   Barrier q_full, q_free, k_full, k_free;
-  Barrier head_full[kHeadStages], head_free[kHeadStages], staged_full[kHeadStages];
+  Barrier head_full[kHeadStages], tiles_free[kHeadStages], factors_free[kHeadStages];  // of v and dy; of factors
+  Barrier staged_full[kHeadStages], staged_free[kHeadStages];
   Barrier node_full[kMostNodes], node_free[kMostNodes];
 };
 static_assert(sizeof(RowBarriers) <= 256, "place is kept for them");
@@ -113,17 +114,19 @@ __device__ void copy_rows(const BackwardParameters& in, const RowLayout& layout,
       for (int panel = 0; panel < RowTile::kPanels; ++panel)
         load_box(to + panel * RowTile::kPanelBytes, map, {64 * panel, row, group}, full);
     };
-    const uint32_t factor_bytes = static_cast<uint32_t>(sizeof(ReaderFactors)) +
-                                  (kLinear ? 0 : static_cast<uint32_t>(__popcll(task.reads)) * kBlock * 4);
+    const uint32_t factor_bytes = static_cast<uint32_t>(BlockFactors::bytes(__popcll(task.reads), kLinear));
     copy(shared, &in.q, &barriers->q_full, &barriers->q_free);
+    if (in.adds && in.dq.present())  // what the end of the task waits for
+      prefetch_bytes(part_sums<kKeyDim>(in, in.dq_parts, task.block, task.part), kBlock * kKeyDim * 4);
     for (int i = task.first; i < task.end; ++i) {
       const int head = in.head_of(i);
       Barrier* full = &barriers->head_full[stage.index];
-      wait(&barriers->head_free[stage.index], stage.phase ^ 1);
+      wait(&barriers->tiles_free[stage.index], stage.phase ^ 1);
       arrive_expect_bytes(full, 2 * layout.value_bytes + factor_bytes);
       load_box(shared + layout.dy(stage.index), &in.dy, {0, row, head}, full);
-      load_bytes(shared + layout.factors(stage.index), in.reader(in.slot(task.block.place, i)), factor_bytes, full);
       load_box(shared + layout.v(stage.index), &in.v, {0, row, head}, full);
+      wait(&barriers->factors_free[stage.index], stage.phase ^ 1);
+      load_bytes(shared + layout.factors(stage.index), in.factors(in.slot(task.block.place, i)), factor_bytes, full);
       if (i == task.first) copy(shared + layout.k_begin, &in.k, &barriers->k_full, &barriers->k_free);
       stage.next(kHeadStages);
     }
@@ -162,7 +165,7 @@ struct Finisher {
 
   // Row_reads, and the flow of the reads of each entry.
   __device__ __forceinline__ void store_flows(int stage, int64_t slot, int count) const {
-    const ReaderFactors& f = *reinterpret_cast<const ReaderFactors*>(shared + layout.factors(stage));
+    const BlockFactors& f = *reinterpret_cast<const BlockFactors*>(shared + layout.factors(stage));
     const float* staging = reinterpret_cast<const float*>(shared + layout.staging(stage));
     float* flows = reinterpret_cast<float*>(shared + layout.flows(stage));
     const int first = kHalf * half + lane;
@@ -172,20 +175,29 @@ struct Finisher {
       const int r = first + 32 * h;
 #pragma unroll
       for (int l = 1; l < kInner; ++l)
-        read[h] = fmaf(kLinear ? 1.0f : f.lambda[l][r], staging[r * layout.staged + l], read[h]);
+        read[h] = fmaf(kLinear ? 1.0f : f.lambda(l)[r], staging[r * layout.staged + l], read[h]);
     }
+    // Two entries at a time: sixteen lanes add up each.
+    const bool upper = lane >= 16;
 #pragma unroll 1
-    for (int entry = 0; entry < count; ++entry) {
-      float flow[2];
+    for (int entry = 0; entry < count; entry += 2) {
+      float flow[2] = {0, 0};
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int r = first + 32 * h;
-        flow[h] = staging[r * layout.staged + kInner + entry];
-        if constexpr (!kLinear) flow[h] *= reinterpret_cast<const float*>(&f + 1)[entry * kBlock + r];
-        read[h] += flow[h];
+      for (int e = 0; e < 2; ++e) {
+        if (entry + e >= count) continue;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int r = first + 32 * h;
+          const float x =
+              staging[r * layout.staged + kInner + entry + e] * (kLinear ? 1.0f : f.lambda(kInner + entry + e)[r]);
+          read[h] += x;
+          flow[e] += x;
+        }
       }
-      const float sum = warp_sum(flow[0] + flow[1]);
-      if (lane == 0) flows[half * kMostEntries + entry] = sum;
+      float sum = (upper ? flow[1] : flow[0]) + __shfl_xor_sync(kAllLanes, upper ? flow[0] : flow[1], 16);
+#pragma unroll
+      for (int d = 8; d > 0; d /= 2) sum += __shfl_xor_sync(kAllLanes, sum, d);
+      if (lane % 16 == 0) flows[half * kMostEntries + entry + lane / 16] = sum;
     }
     in.row_reads[slot * kBlock + first] = read[0];
     in.row_reads[slot * kBlock + first + 32] = read[1];
@@ -280,13 +292,13 @@ struct Finisher {
       for (int i = task.first; i < task.end; ++i) {
         wait(&barriers->staged_full[stage.index], stage.phase);
         store_flows(stage.index, in.slot(task.block.place, i), __popcll(task.reads));
+        release(&barriers->factors_free[stage.index]);
         if constexpr (!kLinear) {
           if (in.dlambda.present()) {
-            __syncwarp();  // it changes the staging
             store_lambda(stage.index, task, in.head_of(i));
           }
         }
-        release(&barriers->head_free[stage.index]);
+        release(&barriers->staged_free[stage.index]);
         stage.next(kHeadStages);
       }
     });
@@ -334,8 +346,8 @@ struct RowGradients {
     const float sum = own_of(rows) + __shfl_xor_sync(kAllLanes, lane % 2 == 0 ? rows[1] : rows[0], 1);
     return sum + __shfl_xor_sync(kAllLanes, sum, 2);
   }
-  __device__ __forceinline__ const ReaderFactors& factors() const {
-    return *reinterpret_cast<const ReaderFactors*>(shared + layout.factors(stage.index));
+  __device__ __forceinline__ const BlockFactors& factors() const {
+    return *reinterpret_cast<const BlockFactors*>(shared + layout.factors(stage.index));
   }
   // Of the warp's first row.
   __device__ __forceinline__ float* staging() const {
@@ -423,7 +435,7 @@ struct RowGradients {
   // Leaves what an entry gives to the gradient of λ.
   __device__ __forceinline__ void finish_node(int entry, const float (&dot)[2]) const {
     const float own = sum_own(dot);
-    const ReaderFactors& f = factors();
+    const BlockFactors& f = factors();
     if (lane % 4 >= 2) return;
     float base = f.start[first_row() + own_row()];
     if constexpr (!kLinear) base *= f.newer[entry];
@@ -457,9 +469,9 @@ struct RowGradients {
   template <int kEntries, bool kLast>
   __device__ __forceinline__ void read_nodes(Sums& x, Sums& y, int entry) {
     constexpr int kCount = kEntries * kParts;
-    const ReaderFactors& f = factors();
+    const BlockFactors& f = factors();
     const int r = first_row() + lane / 4;
-    const float* lambda = reinterpret_cast<const float*>(&f + 1) + r;
+    const float* lambda = f.lambda(kInner) + r;
     float weight[2], dot[2];
     issue_number<0, kEntries>(x);
     issue_number<1, kEntries>(y);
@@ -500,11 +512,19 @@ struct RowGradients {
   struct Reads {
     float level[2][kInner];  // [row lane / 4 or 8 more]
   };
-  __device__ __forceinline__ static float lambda_of(const ReaderFactors& f, int level, int row) {
-    return kLinear ? 1.0f : f.lambda[level][row];
+  __device__ __forceinline__ static float lambda_of(const BlockFactors& f, int level, int row) {
+    return kLinear ? 1.0f : f.lambda(level)[row];
   }
 
-  // Columns 8 n ... 8 n + 7, all at one level; row, lambda: factors of the two rows.
+  // Factors of two columns at a level: this lane's of eight n of half `piece`.
+  __device__ __forceinline__ float2 columns(const BlockFactors& f, int level, int piece, int n) const {
+    const int at = kHalf * piece + 8 * n + 2 * (lane % 4);
+    const float2 decay = *reinterpret_cast<const float2*>(&f.level[level - 1][at]);
+    const float2 write = *reinterpret_cast<const float2*>(&f.write[at]);
+    return make_float2(decay.x * write.x, decay.y * write.y);
+  }
+
+  // Columns 8 n ... 8 n + 7, all at one level; row: factors of the two rows.
   __device__ __forceinline__ static void mask_eight(const Sums& product, const Sums& score, int n, float2 column,
                                                     const float (&row)[2], uint32_t (&weights)[4][4], float (&sum)[2]) {
 #pragma unroll
@@ -517,7 +537,7 @@ struct RowGradients {
   }
 
   // The first half, for rows of the second: all at level 7.
-  __device__ __forceinline__ void mask_first(const Sums& product, const Sums& score, const ReaderFactors& f,
+  __device__ __forceinline__ void mask_first(const Sums& product, const Sums& score, const BlockFactors& f,
                                              uint32_t (&weights)[4][4], Reads* reads) const {
     const float* level = f.level[kInnerLevels - 1];
     const int r = first_row() + lane / 4;
@@ -525,26 +545,25 @@ struct RowGradients {
     const float row[2] = {a[0] * lambda_of(f, kInnerLevels, r), a[1] * lambda_of(f, kInnerLevels, r + 8)};
     float sum[2] = {0, 0};
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
-      mask_eight(product, score, n, *reinterpret_cast<const float2*>(level + 8 * n + 2 * (lane % 4)), row, weights, sum);
+    for (int n = 0; n < 8; ++n) mask_eight(product, score, n, columns(f, kInnerLevels, 0, n), row, weights, sum);
     reads->level[0][kInnerLevels] = a[0] * sum[0];
     reads->level[1][kInnerLevels] = a[1] * sum[1];
   }
 
   // An eight of its own row's: row lane / 4, columns 2 (lane % 4) and the next.
   template <int kSide>
-  __device__ __forceinline__ uint32_t mask_diagonal(const Sums& product, const Sums& score, int n, const ReaderFactors& f,
+  __device__ __forceinline__ uint32_t mask_diagonal(const Sums& product, const Sums& score, int n, const BlockFactors& f,
                                                     Reads* reads) const {
     const int first = first_row() + 8 * kSide, row = first + lane / 4;
+    const float scale = static_cast<float>(in.shape.scale);
     float weight[2];
 #pragma unroll
     for (int odd = 0; odd < 2; ++odd) {
       const int e = 4 * n + 2 * kSide + odd, column = 2 * (lane % 4) + odd, differ = lane / 4 ^ column;
       const int l = differ >= 4 ? 3 : differ >= 2 ? 2 : differ;
       const float* level = f.level[differ == 0 ? 0 : l - 1];
-      const float* of_row = differ == 0 ? f.diagonal : level;
-      const float of_column = level[first + column];  // also where it is not asked for: no branches
-      const float base = column > lane / 4 ? 0.0f : of_row[row] * (differ == 0 ? 1.0f : of_column);
+      const float pair = level[row] * level[first + column];  // also where it is not asked for: no branches
+      const float base = column > lane / 4 ? 0.0f : (differ == 0 ? scale : pair) * f.write[first + column];
       const float x = base * product[e], read = x * score[e];
       weight[odd] = lambda_of(f, l, row) * x;
 #pragma unroll
@@ -554,12 +573,9 @@ struct RowGradients {
   }
 
   // The half with itself.
-  __device__ __forceinline__ void mask_own(const Sums& product, const Sums& score, const ReaderFactors& f,
+  __device__ __forceinline__ void mask_own(const Sums& product, const Sums& score, const BlockFactors& f,
                                            uint32_t (&weights)[4][4], Reads* reads) const {
     const int r = first_row() + lane / 4;
-    const auto column = [&](const float* level, int n) {
-      return *reinterpret_cast<const float2*>(level + kHalf * half + 8 * n + 2 * (lane % 4));
-    };
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       if (pair > warp) {
@@ -572,8 +588,8 @@ struct RowGradients {
         const float a[2] = {level[r], level[r + 8]};
         const float row[2] = {a[0] * lambda_of(f, l, r), a[1] * lambda_of(f, l, r + 8)};
         float sum[2] = {0, 0};
-        mask_eight(product, score, 2 * pair, column(level, 2 * pair), row, weights, sum);
-        mask_eight(product, score, 2 * pair + 1, column(level, 2 * pair + 1), row, weights, sum);
+        mask_eight(product, score, 2 * pair, columns(f, l, half, 2 * pair), row, weights, sum);
+        mask_eight(product, score, 2 * pair + 1, columns(f, l, half, 2 * pair + 1), row, weights, sum);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           reads->level[h][6] += far ? a[h] * sum[h] : 0.0f;
@@ -583,7 +599,7 @@ struct RowGradients {
         const float* level = f.level[3];
         const float a[2] = {0, level[r + 8]}, row[2] = {0, a[1] * lambda_of(f, 4, r + 8)};
         float sum[2] = {0, 0};
-        mask_eight(product, score, 2 * pair, column(level, 2 * pair), row, weights, sum);
+        mask_eight(product, score, 2 * pair, columns(f, 4, half, 2 * pair), row, weights, sum);
         reads->level[1][4] = a[1] * sum[1];
         weights[pair][0] = mask_diagonal<0>(product, score, 2 * pair, f, reads);
         weights[pair][2] = 0;
@@ -641,9 +657,8 @@ struct RowGradients {
   __device__ __forceinline__ void store_gradient(const RowTask& task) const {
     if (!in.dq.present()) return;
     if (in.parts_of_group == 1) return store_rows(task);
-    store_sums<kKeyDim>(in.dq_parts + ((task.part - in.part_begin) * in.places + task.block.place) * kBlock * kKeyDim +
-                            first_row() * kKeyDim,
-                        gradient, in.adds);
+    store_sums<kKeyDim>(part_sums<kKeyDim>(in, in.dq_parts, task.block, task.part) + first_row() * kKeyDim, gradient,
+                        in.adds);
   }
 
   // ---- the loops ---------------------------------------------------------------------------------------------------------
@@ -652,6 +667,7 @@ struct RowGradients {
     wait(&barriers->head_full[stage.index], stage.phase);
     clear_dead(task.block, layout.v(stage.index), layout.dy(stage.index), 1);
     load_rows<ValueTile>(dy, layout.dy(stage.index));
+    wait(&barriers->staged_free[stage.index], stage.phase ^ 1);
     Sums x, y;
     make_fresh(x);
     make_fresh(y);
@@ -663,7 +679,7 @@ struct RowGradients {
       read_nodes<1, true>(x, y, entry);
     else
       read_nodes<0, true>(x, y, entry);
-    const ReaderFactors& f = factors();
+    const BlockFactors& f = factors();
     Reads reads;
 #pragma unroll
     for (int h = 0; h < 2; ++h)
@@ -681,6 +697,7 @@ struct RowGradients {
 #pragma unroll
       for (int n = 0; n < 4; ++n) pin(weights[n]);
     }
+    release(&barriers->tiles_free[stage.index]);
     mask_own(x, y, f, weights, &reads);
     fence_products(gradient);
     issue_keys(weights, half);
@@ -689,7 +706,7 @@ struct RowGradients {
 #pragma unroll
     for (int n = 0; n < 4; ++n) pin(weights[n]);
     release(&barriers->staged_full[stage.index]);
-    release(&barriers->head_free[stage.index]);
+    release(&barriers->factors_free[stage.index]);
     stage.next(kHeadStages);
   }
 
@@ -725,8 +742,10 @@ __global__ void __launch_bounds__(kRowThreads, 1)
     init_barrier(&barriers->k_free, kRowWarps);
     for (int i = 0; i < kHeadStages; ++i) {
       init_barrier(&barriers->head_full[i], 1);
-      init_barrier(&barriers->head_free[i], kRowWarps + kFinishers);
+      init_barrier(&barriers->tiles_free[i], kRowWarps);
+      init_barrier(&barriers->factors_free[i], kRowWarps + kFinishers);
       init_barrier(&barriers->staged_full[i], kRowWarps);
+      init_barrier(&barriers->staged_free[i], kFinishers);
     }
     for (int i = 0; i < kMostNodes; ++i) {
       init_barrier(&barriers->node_full[i], 1);
@@ -755,7 +774,7 @@ template <int kKeyDim>
 int32_t launch_rows(const BackwardParameters& in, void* stream) {
   RowLayout layout;
   int nodes = kMostNodes;
-  while (nodes > 0 && !layout.place(kKeyDim, in.entries, in.reader_bytes, nodes)) --nodes;
+  while (nodes > 0 && !layout.place(kKeyDim, in.entries, in.factor_bytes, nodes)) --nodes;
   if (nodes == 0) return LLA_INTERNAL;
   const int64_t tasks = in.batch.count * in.blocks * in.part_count, most = multiprocessors();
   if (tasks >= int64_t{1} << 30) return LLA_INTERNAL;

@@ -21,17 +21,13 @@ __device__ __forceinline__ void clear_rows(char* tile, int panels, int lo, int h
   }
 }
 
-// 16 rows of 64 columns that a warp holds as sums of wgmma.
-constexpr uint32_t kStagingBytes = 1024;
-
-// Stores those of the rows [first, first + 16) that lie in [lo, hi) as bf16, `columns` of them (a multiple of 8), to a
-// tensor whose row 0 is at `to`; element(i): the sum's. Rows go through the warp's own kibibyte, 32 columns at a time; if
-// the tensor accumulates, straight, so that the sum is rounded once.
-template <class Element>
+// Stores those of a warp's rows [first, first + 16) that lie in [lo, hi) as bf16, `columns` of 64 (a multiple of 8), to a
+// tensor whose row 0 is at `to`; element(i): the sum's, as of wgmma. Rows go through the warp's own memory, 16 bytes at
+// staging + place(row, chunk); if the tensor accumulates, straight, so that the sum is rounded once.
+template <class Locate, class Element>
 __device__ __forceinline__ void store_rows(char* to, int64_t row_bytes, bool accumulate, int columns, int first, int lo,
-                                           int hi, char* staging, Element element) {
+                                           int hi, int lane, char* staging, Locate place, Element element) {
   if (lo >= first + 16 || hi <= first) return;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
   if (accumulate) {
 #pragma unroll
     for (int i = 0; i < 32; i += 2) {
@@ -44,33 +40,27 @@ __device__ __forceinline__ void store_rows(char* to, int64_t row_bytes, bool acc
     return;
   }
   const uint32_t address = shared_address(staging);
-  const auto place = [](int row, int chunk) { return static_cast<uint32_t>(row * 64 + ((chunk ^ (row >> 1 & 3)) * 16)); };
   const Place at = block_row(lane);
-  const int row = lane / 4, chunk = lane % 4;
-  const char* from = staging + place(row, chunk);
-  char* here = to + (first + row) * row_bytes + 16 * chunk;
-  const bool store[2] = {first + row >= lo && first + row < hi, first + row + 8 >= lo && first + row + 8 < hi};
 #pragma unroll
-  for (int side = 0; side < 2; ++side) {
+  for (int quarter = 0; quarter < 4; ++quarter) {
+    uint32_t pairs[4];
 #pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      uint32_t pairs[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int e = 16 * side + 8 * part + 2 * i;
-        pairs[i] = pack<Half::kBf16>(element(e), element(e + 1));
-      }
-      store_matrices<false>(address + place(at.row, 2 * part + at.column / 8), pairs);
+    for (int i = 0; i < 4; ++i) {
+      const int e = 8 * quarter + 2 * i;
+      pairs[i] = pack<Half::kBf16>(element(e), element(e + 1));
     }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      // Eight rows on is the same place of the pattern.
-      if (store[i] && 32 * side + 8 * chunk < columns)
-        *reinterpret_cast<uint4*>(here + i * 8 * row_bytes + 64 * side) = *reinterpret_cast<const uint4*>(from + 512 * i);
-    }
-    __syncwarp();
+    store_matrices<false>(address + place(at.row, 2 * quarter + at.column / 8), pairs);
   }
+  __syncwarp();
+  const int chunk = lane % 8;
+  char* here = to + (first + lane / 8) * row_bytes + 16 * chunk;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {  // four rows at a time
+    const int row = 4 * i + lane / 8;
+    if (8 * chunk < columns && first + row >= lo && first + row < hi)
+      *reinterpret_cast<uint4*>(here + 4 * i * row_bytes) = *reinterpret_cast<const uint4*>(staging + place(row, chunk));
+  }
+  __syncwarp();
 }
 
 // Stores a warp's sums of 16 rows of kColumns as fp32, or adds them to what is there: rows of kColumns floats, the first at

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bulk tensor copies between global memory and 128-byte swizzled tiles of shared memory: the maps (host), loads that complete
-// on a barrier, stores in groups.
+// Bulk tensor copies between global memory and 128-byte swizzled tiles of shared memory: the maps (host), loads that
+// complete on a barrier, stores in groups.
 #pragma once
 
 #include "cuda/common/platform.h"
@@ -60,14 +60,15 @@ int32_t make_map(const TensorView<kRank>& view, CUtensorMap* map) {
   return LLA_OK;
 }
 #else
-// The encoder belongs to the driver. It is looked up at run time, so that nothing links with libcuda, which machines without a
-// device do not have. Null: the driver has none.
+// The encoder belongs to the driver. It is looked up at run time, so that nothing links with libcuda, which machines without
+// a device do not have. Null: the driver has none.
 using Encoder = decltype(&cuTensorMapEncodeTiled);
 inline Encoder find_encoder() {
   void* entry = nullptr;
   cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
 #if CUDART_VERSION >= 12050
-  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found);
 #else
   const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &entry, cudaEnableDefault, &found);
 #endif
@@ -93,9 +94,9 @@ int32_t make_map(const TensorView<kRank>& view, CUtensorMap* map) {
   const CUtensorMapDataType type = view.type == TensorType::kBf16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                    : view.type == TensorType::kF16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                                                    : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
-  const CUresult result = encode(map, type, kRank, view.data, extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                 CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result =
+      encode(map, type, kRank, view.data, extents, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+             CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? LLA_OK : LLA_DEVICE_ERROR;
 }
 #endif
@@ -117,6 +118,20 @@ __device__ __forceinline__ void load_box(void* to, const CUtensorMap* map, const
 __device__ __forceinline__ void load_bytes(void* to, const void* from, uint32_t bytes, Barrier* barrier) {
   LLA_HOPPER(emulator::load_bytes(to, from, bytes, barrier),
              ptx::cp_async_bulk(ptx::space_cluster, ptx::space_global, to, from, bytes, barrier));
+}
+
+// Brings bytes, or a box, from memory into the cache.
+__device__ __forceinline__ void prefetch_bytes(const void* from, uint32_t bytes) {
+  LLA_HOPPER((void)from;
+             (void)bytes,
+             asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)), "r"(bytes)
+                          : "memory"));
+}
+__device__ __forceinline__ void prefetch_box(const CUtensorMap* map, const int32_t (&at)[3]) {
+  LLA_HOPPER((void)map;
+             (void)at, asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map),
+                                    "r"(at[0]), "r"(at[1]), "r"(at[2])
+                                    : "memory"));
 }
 
 // Stores the box. Before: the writers of `from` have called fence_shared_writes(), and met this thread at a barrier.
