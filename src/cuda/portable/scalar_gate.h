@@ -180,6 +180,10 @@ int32_t load_nodes_kernels();
 // Outputs and states of the sequences that takes_step() names: one kernel.
 int32_t launch_steps(const Inputs& in, const View& y, void* stream);
 int32_t load_steps();
+// The same where shapes and types allow it, of which alone the choice depends.
+bool takes_bf16_steps(const Inputs& in);
+int32_t launch_bf16_steps(const Inputs& in, const View& y, void* stream);
+int32_t load_bf16_steps();
 
 int32_t launch_forward(const void* problem, const Limits& limits, char* scratch, void* stream);
 void measure_forward(const void* problem, const Limits& limits, Need* need);

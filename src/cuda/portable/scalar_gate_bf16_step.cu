@@ -1,0 +1,651 @@
+// SPDX-License-Identifier: Apache-2.0
+// Steps (scalar_gate_step.cu) where queries, keys, values and tails are bf16 and everything lies in whole pieces of 16 bytes:
+// few instructions, since a step is as fast as they let the nodes be read. A warp works on rows of its own, of the tail and of
+// all nodes: it copies them through slots of its own of a ring and multiplies them by tensor cores, fp32 nodes aside. Scores
+// stay in the registers that the product with the values wants.
+#include "cuda/common/warp_matrix.h"
+#include "cuda/portable/scalar_gate.h"
+#include "cuda/portable/scalar_gate_fold.h"
+#include "cuda/portable/scalar_gate_step.h"
+
+namespace lla::cuda::scalar_gate {
+
+namespace {
+
+// The ring: in each slot every warp has a part of its own, 16 rows of 64 bf16 columns or 8 of fp32 ones.
+constexpr int kPartBytes = 2048, kSlotBytes = kWarps * kPartBytes;
+constexpr int kSlots = 5, kFoldSlots = 3;  // a step that completes a chunk makes its content in the place of the last ones
+using Content = ContentShared<false>;
+constexpr int kFoldBytes = kFoldSlots * kSlotBytes + static_cast<int>(sizeof(Content));
+constexpr int kRingBytes = kSlots * kSlotBytes > kFoldBytes ? kSlots * kSlotBytes : kFoldBytes;
+constexpr int kMostNodes = kNodes + 1;
+
+// Behind the ring.
+template <int kRows>
+struct alignas(16) StepShared {
+  const char* node[kWarps][kMostNodes];  // nodes of the past, newest first; each warp has a list of its own
+  float weight[kMostNodes][kRows];       // λ times the decay from the node's end to the chunk's start
+  float factor[64][kRows];               // of the chunk's rows: write strength times decay to the call's rows
+  float lambda[8][kRows];                // of the levels inside a chunk
+  float into[kRows];                     // decay from the chunk's start into the row
+  // Of a step that completes its chunk: its rows' factors; of the past's entries log decays, and of the nodes that are merged
+  // decays to the chunk's end; log decay of the new node.
+  float content[64], past[64], merged[kMostNodes], total;
+};
+
+// Distances in bytes within a state, which would cost much arithmetic in each block.
+struct Distances {
+  int64_t node_head = 0, node_decay = 0;
+  int64_t keys = 0, values = 0, values_begin = 0, gates = 0, gates_begin = 0, writes_begin = 0;
+
+  explicit Distances(const SlotMemory& state)
+      : node_head(state.node_layout.head_bytes()),
+        node_decay(state.node_layout.decay_offset()),
+        keys(state.tail_layout.k_span()),
+        values(state.tail_layout.v_span()),
+        values_begin(state.tail_layout.v_offset(0, 0)),
+        gates(state.tail_layout.gate_span()),
+        gates_begin(state.tail_layout.gate_offset(0, 0)),
+        writes_begin(state.tail_layout.write_offset(0, 0)) {}
+};
+
+// The rows of the chunk's tensors: of the call from local row lo on, before it of the tail.
+struct Rows {
+  int begin, lo, hi;      // what lies before `begin` is zero
+  int origin, capacity;   // ring index of local row 0
+  const char* tail;
+
+  __device__ Rows(const Inputs& in, const Sequence& sequence, const ChunkSpan& span) : begin(span.lo), lo(span.lo), hi(span.hi) {
+    const SlotImage& history = sequence.history;
+    origin = history.tail_origin;
+    capacity = static_cast<int>(in.state.tail_layout.capacity);
+    tail = history.tail >= 0 ? in.state.tails.block(history.tail) : nullptr;
+    if (lo > 0 && history.tail >= 0) {
+      const int64_t before = history.start - span.begin;
+      begin = before <= 0 ? 0 : before < lo ? static_cast<int>(before) : lo;
+    }
+  }
+  // Of a tail's row.
+  __device__ __forceinline__ int ring(int r) const {
+    const int at = origin + r;
+    return at >= capacity ? at - capacity : at;
+  }
+};
+
+// Two neighbouring elements of a row, which is aligned if all of the call's are.
+__device__ __forceinline__ unsigned load_pair(const void* row, int column, bool aligned) {
+  const unsigned short* from = static_cast<const unsigned short*>(row) + column;
+  return aligned ? *reinterpret_cast<const unsigned*>(from) : from[0] | static_cast<unsigned>(from[1]) << 16;
+}
+__device__ __forceinline__ uint4 load_piece(const void* row, int column, bool aligned) {
+  const unsigned short* from = static_cast<const unsigned short*>(row) + column;
+  if (aligned) return *reinterpret_cast<const uint4*>(from);
+  return uint4{load_pair(from, 0, false), load_pair(from, 2, false), load_pair(from, 4, false), load_pair(from, 6, false)};
+}
+
+// Products of a warp's 16 keys with the queries: lane l gets those of query l / 4 with keys 2 * (l % 4) + i % 2 + 8 * (i / 2).
+// A lane's 16 bytes of a row are the operands of two products; in which order elements are added up does not matter, as long
+// as it is the same for both operands.
+struct KeyProduct {
+  const char *query, *key[2];
+  int dim;
+  uint4 q[4], k[2][4];
+
+  __device__ __forceinline__ void load(int column, bool aligned) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int c = column + 32 * i;
+      if (c >= dim) break;
+      const int at = c + 8 * static_cast<int>(threadIdx.x % 4);
+      q[i] = load_piece(query, at, aligned);
+      k[0][i] = load_piece(key[0], at, aligned);
+      k[1][i] = load_piece(key[1], at, aligned);
+    }
+  }
+  __device__ __forceinline__ void multiply(int column, float (&low)[4], float (&high)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if (column + 32 * i >= dim) break;
+      multiply_bf16(low, {q[i].x, 0, q[i].y, 0}, k[0][i].x, k[0][i].y);
+      multiply_bf16(high, {q[i].x, 0, q[i].y, 0}, k[1][i].x, k[1][i].y);
+      multiply_bf16(low, {q[i].z, 0, q[i].w, 0}, k[0][i].z, k[0][i].w);
+      multiply_bf16(high, {q[i].z, 0, q[i].w, 0}, k[1][i].z, k[1][i].w);
+    }
+  }
+};
+
+// A warp's part of the ring, and the order in which it is filled: values of the tail, then a tile of each node, then the next
+// tile of each.
+template <bool kWide>
+struct Ring {
+  static constexpr int kTileRows = kWide ? 8 : 16;            // of a warp
+  static constexpr int kStepRows = kWide ? 2 : 4;             // of one piece of each lane
+  static constexpr int kLaneColumns = kWide ? 4 : 8;
+  static constexpr int kRowLanes = 64 / kLaneColumns;
+  char* part;                  // slot 0
+  const char* const* nodes;
+  int64_t row_bytes;
+  int count, node = 0, left;   // nodes; the one whose tile is next; tiles
+  int even, odd;               // where the lane's pieces lie in the part: by turns, 512 bytes apart
+  int offset;                  // of the lane's first piece in a node
+  int tile_bytes;
+  int fill = 0, use = 0;       // slots
+  bool there;                  // whether there are such columns
+
+  __device__ Ring(char* ring, const char* const* list, int nodes_count, int dim, int value_dim, int v0) : nodes(list), count(nodes_count) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, size = kWide ? 4 : 2;
+    part = ring + warp * kPartBytes;
+    row_bytes = value_dim * size;
+    const int row = lane / kRowLanes, column = lane % kRowLanes * kLaneColumns;
+    even = kWide ? 16 * lane : 128 * row + 16 * (lane % 8 ^ row);
+    odd = kWide ? 16 * lane : 128 * row + 16 * (lane % 8 ^ (row + 4));
+    offset = (warp * kTileRows + row) * static_cast<int>(row_bytes) + (v0 + column) * size;
+    tile_bytes = kWarps * kTileRows * static_cast<int>(row_bytes);
+    left = (dim - warp * kTileRows + kWarps * kTileRows - 1) / (kWarps * kTileRows) * count;
+    there = v0 + column < value_dim;
+  }
+  __device__ __forceinline__ char* piece(int slot, int i) const { return part + slot + (i % 2 ? odd : even) + 512 * i; }
+  template <int kCount>
+  static __device__ __forceinline__ int after(int slot) {
+    return slot + kSlotBytes == kCount * kSlotBytes ? 0 : slot + kSlotBytes;
+  }
+  template <int kCount>
+  __device__ __forceinline__ void copy_next() {
+    if (left > 0) {
+      --left;
+      if (there) {
+        const char* from = nodes[node] + offset;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) copy_async16(piece(fill, i), from + i * (kStepRows * row_bytes));
+      }
+      if (++node == count) node = 0, offset += tile_bytes;
+    }
+    fill = after<kCount>(fill);
+    commit_copies();
+  }
+  // The next slot that is filled; its warp sees what each lane has copied. What it held before has been read.
+  template <int kCount>
+  __device__ __forceinline__ int next() {
+    wait_copies<kCount - 2>();
+    __syncwarp();
+    copy_next<kCount>();
+    const int slot = use;
+    use = after<kCount>(use);
+    return slot;
+  }
+};
+
+// Sums of a warp for columns 16 m + l / 4 (+ 8) of lane l: of row 0 in lanes l % 4 = 0, or of rows 2 (l % 4) and the next one.
+template <int kRows>
+struct ColumnSums {
+  float x[kRows == 1 ? 8 : 16] = {};
+
+  __device__ __forceinline__ void add(int m, const float (&c)[4], float even, float odd) {
+    if constexpr (kRows == 1) {
+      x[2 * m] = fmaf(even, c[0], x[2 * m]), x[2 * m + 1] = fmaf(even, c[2], x[2 * m + 1]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[4 * m + i] = fmaf(i % 2 ? odd : even, c[i], x[4 * m + i]);
+    }
+  }
+  __device__ __forceinline__ void put(float (*part)[64]) const {
+    const int lane = threadIdx.x % 32, column = lane / 4, r = 2 * (lane % 4);
+    if (r >= kRows) return;
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      if constexpr (kRows == 1) {
+        part[0][16 * m + column] = x[2 * m], part[0][16 * m + column + 8] = x[2 * m + 1];
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) part[r + i % 2][16 * m + column + 8 * (i / 2)] = x[4 * m + i];
+      }
+    }
+  }
+};
+
+// Where lane l's row of matrix l / 8 lies in a part of the ring; eight columns further on it is at ^ 32.
+__device__ __forceinline__ int matrix_place() {
+  const int lane = threadIdx.x % 32;
+  return 128 * (lane % 8 + lane / 16 * 8) + 16 * (lane / 8 % 2 ^ lane % 8);
+}
+
+// By one warp: what the nodes are read with.
+template <int kRows>
+__device__ __forceinline__ void list_weights(const Inputs& in, const Step& step, const Distances& at, const char* const* nodes,
+                                             StepShared<kRows>& shared) {
+  const int lane = threadIdx.x % 32, count = static_cast<int>(step.sequence.rows);
+  float carry = 0;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (half == 1 && step.history.live >> 32 == 0) break;
+    const int level = lane + 32 * half, rank = step.history.rank(level);
+    const bool is_live = step.history.has(level);
+    float lambda[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      lambda[r] = 1;
+      if (is_live && in.shape.levels > 0 && r < count)
+        lambda[r] = load_element(in.lambda.at(step.sequence.index, step.sequence.row_begin + r, step.head), in.lambda.dtype,
+                                 entry_column(in, level));
+    }
+    const float decay = is_live ? *reinterpret_cast<const float*>(nodes[rank] + at.node_decay) : 0;
+    float sum = decay;  // of this and the newer ones
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const float other = __shfl_up_sync(kAllLanes, sum, d);
+      if (lane >= d) sum += other;
+    }
+    const float before = __shfl_up_sync(kAllLanes, sum, 1);
+    const float newer = decay_of(lane == 0 ? carry : carry + before);
+    carry += __shfl_sync(kAllLanes, sum, 31);
+    if (step.folds) shared.past[level] = decay;
+    if (!is_live) continue;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) shared.weight[rank][r] = static_cast<float>(in.shape.scale) * lambda[r] * newer;
+  }
+}
+
+// By one warp: what the chunk's rows are read with. Row i reads row s with a sum over what lies between them, which is of the
+// same bits whether row i comes alone or with others.
+template <int kRows>
+__device__ __forceinline__ void list_factors(const Inputs& in, const Step& step, const Rows& rows, const Distances& at,
+                                             StepShared<kRows>& shared) {
+  const Sequence& sequence = step.sequence;
+  const int lane = threadIdx.x % 32;
+  float gate[2] = {0, 0}, write[2] = {0, 0}, new_gate = 0, new_write = 1;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = lane + 32 * half;
+    if (r < rows.begin || r >= rows.lo) continue;
+    const char* from = rows.tail + at.gates_begin + step.head * at.gates + 4 * rows.ring(r);
+    gate[half] = *reinterpret_cast<const float*>(from);
+    write[half] = *reinterpret_cast<const float*>(from + at.writes_begin - at.gates_begin);
+  }
+  if (lane < rows.hi - rows.lo) {
+    const int64_t row = sequence.row_begin + lane;
+    if (in.gate.present()) new_gate = load_element(in.gate.at(sequence.index, row, step.head), in.gate.dtype, 0);
+    if (in.write.present()) new_write = load_element(in.write.at(sequence.index, row, step.head), in.write.dtype, 0);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = lane + 32 * half;
+    const float x = __shfl_sync(kAllLanes, new_gate, r - rows.lo), z = __shfl_sync(kAllLanes, new_write, r - rows.lo);
+    if (r >= rows.lo && r < rows.hi) gate[half] = x, write[half] = z;
+  }
+#pragma unroll 1
+  for (int r = 0; r < kRows; ++r) {
+    const int i = rows.lo + r;
+    float low = lane <= i ? gate[0] : 0, high = lane + 32 <= i ? gate[1] : 0;  // sums of these and the later rows
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const float x = __shfl_down_sync(kAllLanes, low, d), z = __shfl_down_sync(kAllLanes, high, d);
+      if (lane + d < 32) low += x, high += z;
+    }
+    const float first_high = __shfl_sync(kAllLanes, high, 0);
+    low += first_high;
+    const float after_low = __shfl_down_sync(kAllLanes, low, 1), after_high = __shfl_down_sync(kAllLanes, high, 1);
+    shared.factor[lane][r] = write[0] * decay_of(lane < 31 ? after_low : first_high);
+    shared.factor[lane + 32][r] = write[1] * decay_of(lane < 31 ? after_high : 0);
+    if (lane == 0) shared.into[r] = decay_of(low);
+  }
+  if (!step.folds) return;
+  const float total = list_content_factors(gate, write, shared.content);
+  if (lane == 0) shared.total = total;
+}
+
+// By one warp: λ of the levels inside the chunk, times the scale.
+template <int kRows>
+__device__ __forceinline__ void list_lambda(const Inputs& in, const Step& step, StepShared<kRows>& shared) {
+  const int lane = threadIdx.x % 32, level = lane / kRows, r = lane % kRows, rows_log = in.geometry.chunk.rows_log;
+  if (level > rows_log || r >= step.sequence.rows) return;
+  float lambda = 1;
+  const int64_t position = step.sequence.position + r;  // whose pairs have no level above its bit length
+  if (in.shape.levels > 0 && (level == 0 || position >> (level - 1) != 0))
+    lambda = load_element(in.lambda.at(step.sequence.index, step.sequence.row_begin + r, step.head), in.lambda.dtype,
+                          in.shape.column(level));
+  shared.lambda[level][r] = static_cast<float>(in.shape.scale) * lambda;
+}
+
+// The nodes' part of the rows' sums, and what a border makes of the nodes.
+template <int kRows, bool kWide, bool kFolds>
+__device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, const StepShared<kRows>& shared,
+                                           const char* query, bool aligned, Ring<kWide>& ring, Content& content,
+                                           ColumnSums<kRows>& sums, float (&wide)[kRows][4]) {
+  constexpr int kCount = kFolds ? kFoldSlots : kSlots, kTileRows = Ring<kWide>::kTileRows, kStepRows = Ring<kWide>::kStepRows;
+  constexpr int kLaneColumns = Ring<kWide>::kLaneColumns;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, dim = static_cast<int>(in.shape.key_dim);
+  const int count = static_cast<int>(step.sequence.rows), pair = kRows == 1 ? 0 : lane % 2 * 2;
+  const int row = warp * kTileRows + lane / Ring<kWide>::kRowLanes;           // the lane's first one, in a tile of the block
+  const int column = lane % Ring<kWide>::kRowLanes * kLaneColumns;
+  const float into_even = shared.into[pair], into_odd = kRows == 1 ? 0 : shared.into[pair + 1];
+  const SharedPlace place = shared_place(ring.part) + matrix_place();
+  const Border border(in.geometry, step.span.begin >> in.geometry.chunk.rows_log);
+  const int merges = kFolds ? __popcll(border.merged & step.history.live) : 0;  // nodes, the newest ones
+#pragma unroll 1
+  for (int k0 = 0; k0 < dim; k0 += kWarps * kTileRows) {
+    const bool mine = kWide || k0 + warp * kTileRows < dim;
+    float merged[kFolds ? 4 : 1][kLaneColumns];
+    if constexpr (kFolds) {
+      if (k0 % 64 == 0)
+        make_content<false>(in, step.sequence, step.span, step.head, step.group, k0, step.v0, shared.content, content);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* from = content.product + (k0 % 64 + row + kStepRows * i) * Content::kStride + column;
+#pragma unroll
+        for (int j = 0; j < kLaneColumns; ++j) merged[i][j] = from[j];
+      }
+    }
+    unsigned q[2] = {};
+    float factor[kWide ? 4 : 1][kRows];
+    if constexpr (kWide) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int r = 0; r < kRows; ++r)
+          factor[i][r] = reinterpret_cast<const float*>(query)[(k0 + row + kStepRows * i) * kRows + r];
+      }
+    } else if (mine) {
+      const int at = k0 + warp * kTileRows + 2 * (lane % 4);
+      q[0] = lane / 4 < count ? load_pair(query, at, aligned) : 0;
+      q[1] = lane / 4 < count ? load_pair(query, at + 8, aligned) : 0;
+    }
+#pragma unroll 1
+    for (int node = 0; node < ring.count && mine; ++node) {
+      const float* weight = shared.weight[node];
+      const int slot = ring.template next<kCount>();
+      if constexpr (kWide) {
+        const float even = weight[0] * shared.into[0];
+        float w[kRows];
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) w[r] = r == 0 ? even : weight[r] * shared.into[r];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float4 x = *reinterpret_cast<const float4*>(ring.piece(slot, i));
+#pragma unroll
+          for (int r = 0; r < kRows; ++r) {
+            const float f = w[r] * factor[i][r];
+            wide[r][0] = fmaf(f, x.x, wide[r][0]), wide[r][1] = fmaf(f, x.y, wide[r][1]);
+            wide[r][2] = fmaf(f, x.z, wide[r][2]), wide[r][3] = fmaf(f, x.w, wide[r][3]);
+          }
+        }
+      } else {
+        const float even = weight[pair] * into_even, odd = kRows == 1 ? 0 : weight[pair + 1] * into_odd;
+#pragma unroll
+        for (int m = 0; m < 4; ++m) {
+          unsigned a[4];
+          float c[4] = {};
+          load_transposed(a, (place + slot) ^ (32 * m));
+          multiply_bf16(c, a, q[0], q[1]);
+          sums.add(m, c, even, odd);
+        }
+      }
+      if constexpr (kFolds) {
+        if (node >= merges) continue;
+        const float decay = shared.merged[node];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const char* from = ring.piece(slot, i);
+          float x[kLaneColumns];
+          if constexpr (kWide) {
+            const float4 y = *reinterpret_cast<const float4*>(from);
+            x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
+          } else {
+            get_columns<LLA_BF16>(from, from, x);
+          }
+#pragma unroll
+          for (int j = 0; j < kLaneColumns; ++j) merged[i][j] = fmaf(decay, x[j], merged[i][j]);  // as longer calls do
+        }
+      }
+    }
+    if constexpr (kFolds) {
+      if (ring.there && mine) {
+        each_node_to_store(in.geometry, step.sequence, border, [&](int32_t id, int level) {
+          if (!border.is_new(level)) return;
+          char* to = in.state.node(id, step.head) + (k0 + row) * ring.row_bytes + (step.v0 + column) * (kWide ? 4 : 2);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            char* at = to + i * (kStepRows * ring.row_bytes);
+            if constexpr (kWide)
+              *reinterpret_cast<float4*>(at) = make_float4(merged[i][0], merged[i][1], merged[i][2], merged[i][3]);
+            else
+              store_columns(at, LLA_BF16, 0, kColumns, merged[i]);
+          }
+        });
+      }
+      __syncthreads();
+    }
+  }
+}
+
+// One block: one step of one head, 64 columns of values. Blocks run along sequences, heads of a group, groups and columns.
+template <int kRows, bool kWide>
+__global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
+    step_bf16_rows(const __grid_constant__ Inputs in, const __grid_constant__ Distances at, const View y, int64_t first,
+                   bool aligned) {
+  char* const memory = shared_memory();
+  auto& shared = *reinterpret_cast<StepShared<kRows>*>(memory + kRingBytes);
+  float* const wide_query = reinterpret_cast<float*>(&shared + 1);  // [dk][kRows]
+  const MixerShape& shape = in.shape;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const Sequence& sequence = in.batch.sequences[first + blockIdx.x];
+  const int64_t chunk = sequence.position >> in.geometry.chunk.rows_log;
+  const History history(in, sequence.history, past_of(in.geometry, chunk, chunk));
+  if (!takes_step(in.geometry, sequence)) return;
+  const int groups = static_cast<int>(shape.groups), members = gridDim.y;
+  const int part = blockIdx.z >= shape.groups ? blockIdx.z / groups : 0, group = blockIdx.z - part * groups;
+  const int head = shape.head_map == LLA_HEAD_MAP_CYCLIC ? blockIdx.y * groups + group : group * members + blockIdx.y;
+  const int dim = static_cast<int>(shape.key_dim), value_dim = static_cast<int>(shape.value_dim), v0 = 64 * part;
+  const ChunkSpan span(sequence, in.geometry.chunk, chunk);
+  const Step step{
+      sequence,
+      span,
+      history,
+      head,
+      group,
+      v0,
+      min(value_dim - v0, 64),
+      in.batch.stores && in.state.nodes.base && sequence.nodes_to_store_count > 0 && span.hi == in.geometry.chunk.rows};
+  const char** const nodes = shared.node[warp];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (history.id[half] >= 0)
+      nodes[history.rank(lane + 32 * half)] =
+          in.state.nodes.base + history.id[half] * in.state.nodes.stride + head * at.node_head;
+  }
+  __syncwarp();
+
+  // The warp's rows of the chunk: its keys on their way into registers, everything else into the ring.
+  const Rows rows(in, sequence, span);
+  const int count = static_cast<int>(sequence.rows), s0 = 16 * warp;
+  const bool reads_rows = s0 < rows.hi && s0 + 16 > rows.begin;
+  KeyProduct keys;
+  keys.dim = dim;
+  keys.query = static_cast<const char*>(in.q.at(sequence.index, sequence.row_begin + min(lane / 4, count - 1), group));
+  if (reads_rows) {
+    const char* call = static_cast<const char*>(in.k.at(sequence.index, sequence.row_begin, group));
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int s = max(min(s0 + 8 * i + lane / 4, rows.hi - 1), rows.begin);  // products of rows that are not there are nobody's
+      keys.key[i] = s >= rows.lo ? call + (s - rows.lo) * (2 * in.k.row_stride)
+                                 : rows.tail + group * at.keys + rows.ring(s) * (2 * dim);
+    }
+    keys.load(0, aligned);
+  }
+  Ring<kWide> ring(memory, nodes, history.count(), dim, value_dim, v0);
+  if (reads_rows && v0 + lane % 8 * 8 < value_dim) {
+    const Ring<false> place(memory, nodes, 0, dim, value_dim, v0);
+    const char* call = static_cast<const char*>(in.v.at(sequence.index, sequence.row_begin, head));
+    const int64_t in_tail = at.values_begin + head * at.values;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int s = s0 + 4 * i + lane / 8, column = v0 + lane % 8 * 8;
+      char* to = place.piece(0, i);
+      if (s < rows.begin || s >= rows.hi) {
+        *reinterpret_cast<uint4*>(to) = uint4{0, 0, 0, 0};
+      } else if (s < rows.lo) {
+        copy_async16(to, rows.tail + in_tail + (rows.ring(s) * value_dim + column) * 2);
+      } else {
+        const char* from = call + ((s - rows.lo) * in.v.row_stride + column) * 2;
+        if (aligned)
+          copy_async16(to, from);
+        else
+          *reinterpret_cast<uint4*>(to) = load_piece(from, 0, false);
+      }
+    }
+  }
+  commit_copies();
+  ring.fill = kSlotBytes;
+  if (step.folds) {
+#pragma unroll 1
+    for (int i = 2; i < kFoldSlots; ++i) ring.template copy_next<kFoldSlots>();
+  } else {
+#pragma unroll 1
+    for (int i = 2; i < kSlots; ++i) ring.template copy_next<kSlots>();
+  }
+
+  if (warp == 0) {
+    list_weights(in, step, at, nodes, shared);
+  } else if (warp == 1) {
+    list_factors(in, step, rows, at, shared);
+  } else if (warp == 2) {
+    list_lambda(in, step, shared);
+    if constexpr (kWide) {
+      for (int i = lane; i < dim * kRows; i += 32) {
+        const int r = i % kRows;
+        wide_query[i] =
+            r < count ? load_element(in.q.at(sequence.index, sequence.row_begin + r, group), LLA_BF16, i / kRows) : 0;
+      }
+    }
+  } else if (in.batch.stores && in.state.tails.base) {
+    store_rows(in, step);
+  }
+  float low[4] = {}, high[4] = {};
+  if (reads_rows) {
+    keys.multiply(0, low, high);
+#pragma unroll 1
+    for (int c = 128; c < dim; c += 128) {
+      keys.load(c, aligned);
+      keys.multiply(c, low, high);
+    }
+  }
+  __syncthreads();
+
+  if (step.folds && threadIdx.x == kThreads - 1) {  // in the order of longer calls
+    for (uint64_t rest = Border(in.geometry, chunk).merged; rest; rest &= rest - 1) {
+      const int level = __ffsll(static_cast<long long>(rest)) - 1;
+      if (!history.has(level)) continue;
+      shared.merged[history.rank(level)] = decay_of(shared.total);
+      shared.total += shared.past[level];
+    }
+  }
+  ColumnSums<kRows> sums;
+  const int slot = step.folds ? ring.template next<kFoldSlots>() : ring.template next<kSlots>();
+  if (reads_rows) {
+    const int r = lane / 4 % kRows, i = rows.lo + lane / 4;
+    float weight[4];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const int s = s0 + 2 * (lane % 4) + n % 2 + 8 * (n / 2);
+      const float product = n < 2 ? low[n % 2] : high[n % 2];
+      weight[n] = 0;
+      if (lane / 4 < count && s <= i && s >= rows.begin)
+        weight[n] = product * shared.lambda[local_level(i, s)][r] * shared.factor[s][r];
+    }
+    // In two bf16 numbers each: 16 bits of the weight.
+    unsigned whole[2], rest[2];
+#pragma unroll
+    for (int n = 0; n < 2; ++n) {
+      whole[n] = bf16_pair(weight[2 * n], weight[2 * n + 1]);
+      rest[n] = bf16_pair(weight[2 * n] - __uint_as_float(whole[n] << 16),
+                          weight[2 * n + 1] - __uint_as_float(whole[n] & 0xffff0000u));
+    }
+    const SharedPlace place = shared_place(ring.part) + matrix_place();
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      unsigned a[4];
+      float c[4] = {};
+      load_transposed(a, (place + slot) ^ (32 * m));
+      multiply_bf16(c, a, whole[0], whole[1]);
+      multiply_bf16(c, a, rest[0], rest[1]);
+      sums.add(m, c, 1, 1);
+    }
+  }
+  float wide[kRows][4] = {};
+  const char* query = kWide ? reinterpret_cast<const char*>(wide_query) : keys.query;
+  auto& content = *reinterpret_cast<Content*>(memory + kFoldSlots * kSlotBytes);
+  if (step.folds) {
+    read_nodes<kRows, kWide, true>(in, step, shared, query, aligned, ring, content, sums, wide);
+    finish_border(in, step, nodes, shared.past, shared.total);
+  } else {
+    read_nodes<kRows, kWide, false>(in, step, shared, query, aligned, ring, content, sums, wide);
+  }
+  wait_copies<0>();
+  __syncwarp();
+  const auto part_of = [&](int w, int i) { return reinterpret_cast<float(*)[64]>(memory + w * kPartBytes + i * 1024); };
+  sums.put(part_of(warp, 0));
+  if constexpr (kWide) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float total = wide[r][j] + __shfl_xor_sync(kAllLanes, wide[r][j], 16);
+        if (lane < 16) part_of(warp, 1)[r][4 * lane + j] = total;
+      }
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < kRows * 64; i += kThreads) {
+    const int r = i / 64, c = i % 64;
+    if (r >= count || c >= step.columns) continue;
+    float total = 0;
+#pragma unroll
+    for (int n = 0; n < (kWide ? 2 : 1) * kWarps; ++n) total += part_of(n % kWarps, n / kWarps)[r][c];
+    put_element(y.at(sequence.index, sequence.row_begin + r, head), y.dtype, v0 + c, total, y.accumulate);
+  }
+}
+
+template <int kRows, bool kWide>
+int32_t launch_rows(const Inputs& in, const View& y, void* stream) {
+  bool aligned = true;
+  for (const View* view : {&in.q, &in.k, &in.v}) {
+    for (const int64_t stride : {view->sequence_stride, view->row_stride, view->head_stride}) aligned &= stride % 8 == 0;
+    aligned &= (reinterpret_cast<uintptr_t>(view->data) & 15) == 0;
+  }
+  const MixerShape& shape = in.shape;
+  const int64_t bytes = sizeof(StepShared<kRows>) + kRingBytes + (kWide ? shape.key_dim * kRows * 4 : 0);
+  int32_t status = LLA_OK;
+  for (int64_t first = 0; first < in.batch.count && status == LLA_OK; first += kMostBlocks) {
+    const Grid grid{static_cast<unsigned>(min(in.batch.count - first, kMostBlocks)),
+                    static_cast<unsigned>(shape.heads / shape.groups),
+                    static_cast<unsigned>(shape.groups * tiles_of(shape.value_dim))};
+    status = launch_grid(step_bf16_rows<kRows, kWide>, grid, kThreads, static_cast<size_t>(bytes), stream, in,
+                         Distances(in.state), y, first, aligned);
+  }
+  return status;
+}
+
+}  // namespace
+
+bool takes_bf16_steps(const Inputs& in) {
+  const MixerShape& shape = in.shape;
+  if (in.exact() || shape.key_dim % 32 != 0 || shape.value_dim % 8 != 0) return false;
+  if (in.state.nodes.base && in.state.node_layout.dtype != LLA_BF16 && in.state.node_layout.dtype != LLA_F32) return false;
+  if (in.state.tails.base && in.state.tail_layout.dtype != LLA_BF16) return false;
+  return shape.heads / shape.groups <= kMostBlocksAcross && shape.groups * tiles_of(shape.value_dim) <= kMostBlocksAcross;
+}
+
+int32_t launch_bf16_steps(const Inputs& in, const View& y, void* stream) {
+  const bool wide = in.state.nodes.base && in.state.node_layout.dtype == LLA_F32;
+  if (in.batch.most_rows <= 1) return wide ? launch_rows<1, true>(in, y, stream) : launch_rows<1, false>(in, y, stream);
+  return wide ? launch_rows<kStepRows, true>(in, y, stream) : launch_rows<kStepRows, false>(in, y, stream);
+}
+
+int32_t load_bf16_steps() {
+  for (const int32_t status : {load_kernel(step_bf16_rows<1, false>), load_kernel(step_bf16_rows<1, true>),
+                               load_kernel(step_bf16_rows<kStepRows, false>), load_kernel(step_bf16_rows<kStepRows, true>)}) {
+    if (status != LLA_OK) return status;
+  }
+  return LLA_OK;
+}
+
+}  // namespace lla::cuda::scalar_gate
