@@ -3,6 +3,8 @@
 // few instructions, since a step is as fast as they let the nodes be read. A warp works on rows of its own, of the tail and of
 // all nodes: it copies them through slots of its own of a ring and multiplies them by tensor cores, fp32 nodes aside. Scores
 // stay in the registers that the product with the values wants.
+#include <cstddef>
+
 #include "cuda/common/warp_matrix.h"
 #include "cuda/portable/scalar_gate.h"
 #include "cuda/portable/scalar_gate_fold.h"
@@ -18,28 +20,32 @@ constexpr int kSlots = 5, kFoldSlots = 3;  // a step that completes a chunk make
 using Content = ContentShared<false>;
 constexpr int kFoldBytes = kFoldSlots * kSlotBytes + static_cast<int>(sizeof(Content));
 constexpr int kRingBytes = kSlots * kSlotBytes > kFoldBytes ? kSlots * kSlotBytes : kFoldBytes;
-constexpr int kMostNodes = kNodes + 1;
+constexpr int kRecordWords = offsetof(Sequence, conv_to_store) / 4;  // what steps need of a sequence's record
 
 // Behind the ring.
 template <int kRows>
 struct alignas(16) StepShared {
-  const char* node[kWarps][kMostNodes];  // nodes of the past, newest first; each warp has a list of its own
-  float weight[kMostNodes][kRows];       // λ times the decay from the node's end to the chunk's start
-  float factor[64][kRows];               // of the chunk's rows: write strength times decay to the call's rows
-  float lambda[8][kRows];                // of the levels inside a chunk
-  float into[kRows];                     // decay from the chunk's start into the row
-  // Of a step that completes its chunk: its rows' factors; of the past's entries log decays, and of the nodes that are merged
-  // decays to the chunk's end; log decay of the new node.
-  float content[64], past[64], merged[kMostNodes], total;
+  alignas(16) unsigned record[kRecordWords];
+  const char* node[kWarps][kNodes];  // nodes of the past, newest first; each warp has a list of its own
+  float weight[kNodes][kRows];       // λ times the decay from the node's end to the chunk's start
+  float factor[64][kRows];           // of the chunk's rows: write strength times decay to the call's rows
+  float lambda[8][kRows];            // of the levels inside a chunk
+  float into[kRows];                 // decay from the chunk's start into the row
+  // Of a step that completes its chunk: its rows' factors; of the past's nodes log decays, and, if they are merged, decays to
+  // the chunk's end; log decay of the new node.
+  float content[64], past[kNodes], merged[kNodes], total;
 };
 
-// Distances in bytes within a state, which would cost much arithmetic in each block.
+// What would cost much arithmetic in each block: distances in bytes within a state.
 struct Distances {
+  float scale;
   int64_t node_head = 0, node_decay = 0;
   int64_t keys = 0, values = 0, values_begin = 0, gates = 0, gates_begin = 0, writes_begin = 0;
 
-  explicit Distances(const SlotMemory& state)
-      : node_head(state.node_layout.head_bytes()),
+  explicit Distances(const Inputs& in) : Distances(in.state, static_cast<float>(in.shape.scale)) {}
+  Distances(const SlotMemory& state, float scale)
+      : scale(scale),
+        node_head(state.node_layout.head_bytes()),
         node_decay(state.node_layout.decay_offset()),
         keys(state.tail_layout.k_span()),
         values(state.tail_layout.v_span()),
@@ -209,101 +215,179 @@ __device__ __forceinline__ int matrix_place() {
   return 128 * (lane % 8 + lane / 16 * 8) + 16 * (lane / 8 % 2 ^ lane % 8);
 }
 
-// By one warp: what the nodes are read with.
+// An element of a factor of some head and row.
+__device__ __forceinline__ float load_factor(const View& view, const Sequence& sequence, int row, int head, int64_t i = 0) {
+  const int64_t at = sequence.index * view.sequence_stride + (sequence.row_begin + row) * view.row_stride +
+                     head * view.head_stride + i;
+  return load_element(view.data, view.dtype, at);
+}
+
+// What the rows read the nodes and each other with is made by a warp for each kind: all of them load first, and go on when
+// the keys are multiplied.
+
+// What the nodes are read with. A lane has an entry of the past; the oldest one is the last lane's if no level needs that.
 template <int kRows>
-__device__ __forceinline__ void list_weights(const Inputs& in, const Step& step, const Distances& at, const char* const* nodes,
-                                             StepShared<kRows>& shared) {
-  const int lane = threadIdx.x % 32, count = static_cast<int>(step.sequence.rows);
-  float carry = 0;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (half == 1 && step.history.live >> 32 == 0) break;
-    const int level = lane + 32 * half, rank = step.history.rank(level);
-    const bool is_live = step.history.has(level);
-    float lambda[kRows];
+struct NodeWeights {
+  float decay, lambda[kRows];
+
+  static __device__ __forceinline__ bool in_one(uint64_t live) { return (live << 1 >> 32) == 0; }
+  static __device__ __forceinline__ int level(uint64_t live, int half) {
+    const int lane = threadIdx.x % 32;
+    return lane == 31 && in_one(live) ? kOldest : lane + 32 * half;
+  }
+  __device__ __forceinline__ void load(const Inputs& in, const Step& step, const Distances& at, const char* const* nodes,
+                                       int half) {
+    const int entry = level(step.history.live, half);
+    decay = 0;
+    if (!step.history.has(entry)) return;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       lambda[r] = 1;
-      if (is_live && in.shape.levels > 0 && r < count)
-        lambda[r] = load_element(in.lambda.at(step.sequence.index, step.sequence.row_begin + r, step.head), in.lambda.dtype,
-                                 entry_column(in, level));
+      if (in.shape.levels > 0 && r < step.sequence.rows)
+        lambda[r] = load_factor(in.lambda, step.sequence, r, step.head, entry_column(in, entry));
     }
-    const float decay = is_live ? *reinterpret_cast<const float*>(nodes[rank] + at.node_decay) : 0;
-    float sum = decay;  // of this and the newer ones
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const float other = __shfl_up_sync(kAllLanes, sum, d);
-      if (lane >= d) sum += other;
-    }
-    const float before = __shfl_up_sync(kAllLanes, sum, 1);
-    const float newer = decay_of(lane == 0 ? carry : carry + before);
-    carry += __shfl_sync(kAllLanes, sum, 31);
-    if (step.folds) shared.past[level] = decay;
-    if (!is_live) continue;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) shared.weight[rank][r] = static_cast<float>(in.shape.scale) * lambda[r] * newer;
+    decay = *reinterpret_cast<const float*>(nodes[step.history.rank(entry)] + at.node_decay);
   }
-}
-
-// By one warp: what the chunk's rows are read with. Row i reads row s with a sum over what lies between them, which is of the
-// same bits whether row i comes alone or with others.
-template <int kRows>
-__device__ __forceinline__ void list_factors(const Inputs& in, const Step& step, const Rows& rows, const Distances& at,
-                                             StepShared<kRows>& shared) {
-  const Sequence& sequence = step.sequence;
-  const int lane = threadIdx.x % 32;
-  float gate[2] = {0, 0}, write[2] = {0, 0}, new_gate = 0, new_write = 1;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int r = lane + 32 * half;
-    if (r < rows.begin || r >= rows.lo) continue;
-    const char* from = rows.tail + at.gates_begin + step.head * at.gates + 4 * rows.ring(r);
-    gate[half] = *reinterpret_cast<const float*>(from);
-    write[half] = *reinterpret_cast<const float*>(from + at.writes_begin - at.gates_begin);
-  }
-  if (lane < rows.hi - rows.lo) {
-    const int64_t row = sequence.row_begin + lane;
-    if (in.gate.present()) new_gate = load_element(in.gate.at(sequence.index, row, step.head), in.gate.dtype, 0);
-    if (in.write.present()) new_write = load_element(in.write.at(sequence.index, row, step.head), in.write.dtype, 0);
-  }
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int r = lane + 32 * half;
-    const float x = __shfl_sync(kAllLanes, new_gate, r - rows.lo), z = __shfl_sync(kAllLanes, new_write, r - rows.lo);
-    if (r >= rows.lo && r < rows.hi) gate[half] = x, write[half] = z;
-  }
+  __device__ __forceinline__ void list(const Inputs& in, const Step& step, const Distances& at, const char* const* nodes,
+                                       StepShared<kRows>& shared) {
+    const int lane = threadIdx.x % 32;
+    float carry = 0;
 #pragma unroll 1
-  for (int r = 0; r < kRows; ++r) {
-    const int i = rows.lo + r;
-    float low = lane <= i ? gate[0] : 0, high = lane + 32 <= i ? gate[1] : 0;  // sums of these and the later rows
+    for (int half = 0;; ++half) {
+      const int entry = level(step.history.live, half), rank = step.history.rank(entry);
+      float sum = decay;  // of this and the newer ones
 #pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-      const float x = __shfl_down_sync(kAllLanes, low, d), z = __shfl_down_sync(kAllLanes, high, d);
-      if (lane + d < 32) low += x, high += z;
+      for (int d = 1; d < 32; d *= 2) {
+        const float other = __shfl_up_sync(kAllLanes, sum, d);
+        if (lane >= d) sum += other;
+      }
+      const float before = __shfl_up_sync(kAllLanes, sum, 1), newer = decay_of(lane == 0 ? carry : carry + before);
+      carry += __shfl_sync(kAllLanes, sum, 31);
+      if (step.history.has(entry)) {
+        if (step.folds) shared.past[rank] = decay;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) shared.weight[rank][r] = at.scale * lambda[r] * newer;
+      }
+      if (half == 1 || in_one(step.history.live)) break;
+      load(in, step, at, nodes, 1);
     }
-    const float first_high = __shfl_sync(kAllLanes, high, 0);
-    low += first_high;
-    const float after_low = __shfl_down_sync(kAllLanes, low, 1), after_high = __shfl_down_sync(kAllLanes, high, 1);
-    shared.factor[lane][r] = write[0] * decay_of(lane < 31 ? after_low : first_high);
-    shared.factor[lane + 32][r] = write[1] * decay_of(lane < 31 ? after_high : 0);
-    if (lane == 0) shared.into[r] = decay_of(low);
   }
-  if (!step.folds) return;
-  const float total = list_content_factors(gate, write, shared.content);
-  if (lane == 0) shared.total = total;
-}
+};
 
-// By one warp: λ of the levels inside the chunk, times the scale.
+// What the chunk's rows are read with. Row i reads row s with a sum over what lies between them, which is of the same bits
+// whether row i comes alone or with others.
 template <int kRows>
-__device__ __forceinline__ void list_lambda(const Inputs& in, const Step& step, StepShared<kRows>& shared) {
-  const int lane = threadIdx.x % 32, level = lane / kRows, r = lane % kRows, rows_log = in.geometry.chunk.rows_log;
-  if (level > rows_log || r >= step.sequence.rows) return;
-  float lambda = 1;
-  const int64_t position = step.sequence.position + r;  // whose pairs have no level above its bit length
-  if (in.shape.levels > 0 && (level == 0 || position >> (level - 1) != 0))
-    lambda = load_element(in.lambda.at(step.sequence.index, step.sequence.row_begin + r, step.head), in.lambda.dtype,
-                          in.shape.column(level));
-  shared.lambda[level][r] = static_cast<float>(in.shape.scale) * lambda;
+struct RowFactors {
+  float gate[2], write[2], new_gate, new_write;
+
+  __device__ __forceinline__ void load(const Inputs& in, const Step& step, const Distances& at, const Rows& rows) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = lane + 32 * half;
+      gate[half] = write[half] = 0;
+      if (r < rows.begin || r >= rows.lo) continue;
+      const char* from = rows.tail + at.gates_begin + step.head * at.gates + 4 * rows.ring(r);
+      gate[half] = *reinterpret_cast<const float*>(from);
+      write[half] = *reinterpret_cast<const float*>(from + at.writes_begin - at.gates_begin);
+    }
+    new_gate = 0, new_write = 1;
+    if (lane < rows.hi - rows.lo) {
+      if (in.gate.present()) new_gate = load_factor(in.gate, step.sequence, lane, step.head);
+      if (in.write.present()) new_write = load_factor(in.write, step.sequence, lane, step.head);
+    }
+  }
+  __device__ __forceinline__ void list(const Step& step, const Rows& rows, StepShared<kRows>& shared) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = lane + 32 * half;
+      const float x = __shfl_sync(kAllLanes, new_gate, r - rows.lo), z = __shfl_sync(kAllLanes, new_write, r - rows.lo);
+      if (r >= rows.lo && r < rows.hi) gate[half] = x, write[half] = z;
+    }
+#pragma unroll 1
+    for (int r = 0; r < kRows; ++r) {
+      const int i = rows.lo + r;
+      float low = lane <= i ? gate[0] : 0, high = lane + 32 <= i ? gate[1] : 0;  // sums of these and the later rows
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) {
+        const float x = __shfl_down_sync(kAllLanes, low, d), z = __shfl_down_sync(kAllLanes, high, d);
+        if (lane + d < 32) low += x, high += z;
+      }
+      const float first_high = __shfl_sync(kAllLanes, high, 0);
+      low += first_high;
+      const float after_low = __shfl_down_sync(kAllLanes, low, 1), after_high = __shfl_down_sync(kAllLanes, high, 1);
+      shared.factor[lane][r] = write[0] * decay_of(lane < 31 ? after_low : first_high);
+      shared.factor[lane + 32][r] = write[1] * decay_of(lane < 31 ? after_high : 0);
+      if (lane == 0) shared.into[r] = decay_of(low);
+    }
+    if (!step.folds) return;
+    const float total = list_content_factors(gate, write, shared.content);
+    if (lane == 0) shared.total = total;
+  }
+};
+
+// λ of the levels inside the chunk, times the scale.
+template <int kRows>
+struct LocalLambda {
+  float lambda;
+
+  static __device__ __forceinline__ bool is_level(const Inputs& in, const Step& step) {
+    const int lane = threadIdx.x % 32;
+    return lane / kRows <= in.geometry.chunk.rows_log && lane % kRows < step.sequence.rows;
+  }
+  __device__ __forceinline__ void load(const Inputs& in, const Step& step) {
+    const int level = threadIdx.x % 32 / kRows, r = threadIdx.x % 32 % kRows;
+    lambda = 1;
+    // A row has no pairs of levels above its position's bit length.
+    if (is_level(in, step) && in.shape.levels > 0 && (level == 0 || (step.sequence.position + r) >> (level - 1) != 0))
+      lambda = load_factor(in.lambda, step.sequence, r, step.head, in.shape.column(level));
+  }
+  __device__ __forceinline__ void list(const Inputs& in, const Step& step, const Distances& at,
+                                       StepShared<kRows>& shared) const {
+    if (is_level(in, step)) shared.lambda[threadIdx.x % 32 / kRows][threadIdx.x % 32 % kRows] = at.scale * lambda;
+  }
+};
+
+// By one warp: copies rows into the ring blocks of the tail, as store_rows() does.
+__device__ __forceinline__ void store_bf16_rows(const Inputs& in, const Step& step, const Rows& rows, const Distances& at,
+                                                bool aligned) {
+  const Sequence& sequence = step.sequence;
+  const int lane = threadIdx.x % 32, head = step.head, group = step.group, dim = static_cast<int>(in.shape.key_dim);
+  const int members = static_cast<int>(in.shape.heads / in.shape.groups), value_dim = static_cast<int>(in.shape.value_dim);
+  const bool is_first = head == (in.shape.head_map == LLA_HEAD_MAP_CYCLIC ? group : group * members);
+  const int values = step.columns / 8, parts = values + (is_first && step.v0 == 0 ? dim / 8 : 0);
+  for (int64_t item = 0; item < sequence.tail_to_store_count; ++item) {
+    const RowsToStore plan = sequence.tail_to_store[item];
+    char* const to = in.state.tails.block(plan.block);
+    int ring = plan.ring;
+    for (int64_t p = plan.first; p < plan.last; ++p, ring = ring + 1 == rows.capacity ? 0 : ring + 1) {
+      const int s = static_cast<int>(p - step.span.begin), row = s - rows.lo;
+      const bool is_new = row >= 0;
+      if (!is_new && (s < rows.begin || rows.ring(s) == ring) && (s < rows.begin || plan.block == sequence.history.tail)) continue;
+      const int from_ring = is_new ? 0 : rows.ring(s);
+      for (int piece = lane; piece < parts; piece += 32) {
+        const bool value = piece < values;
+        const int column = 8 * (value ? piece : piece - values) + (value ? step.v0 : 0);
+        const int64_t place = value ? at.values_begin + head * at.values : group * at.keys;
+        const int width = value ? value_dim : dim;
+        const View& tensor = value ? in.v : in.k;
+        const uint4 x = is_new ? load_piece(tensor.at(sequence.index, sequence.row_begin + row, value ? head : group), column, aligned)
+                               : load_piece(rows.tail + place, from_ring * width + column, true);
+        *reinterpret_cast<uint4*>(to + place + (ring * width + column) * 2) = x;
+      }
+      if (step.v0 != 0 || lane < 30) continue;
+      const bool is_gate = lane == 31;
+      const View& tensor = is_gate ? in.gate : in.write;
+      const int64_t place = (is_gate ? at.gates_begin : at.writes_begin) + head * at.gates;
+      float x = is_gate ? 0 : 1;
+      if (!is_new)
+        x = *reinterpret_cast<const float*>(rows.tail + place + 4 * from_ring);
+      else if (tensor.present())
+        x = load_factor(tensor, sequence, row, head);
+      *reinterpret_cast<float*>(to + place + 4 * ring) = x;
+    }
+  }
 }
 
 // The nodes' part of the rows' sums, and what a border makes of the nodes.
@@ -342,7 +426,7 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
       for (int i = 0; i < 4; ++i) {
 #pragma unroll
         for (int r = 0; r < kRows; ++r)
-          factor[i][r] = reinterpret_cast<const float*>(query)[(k0 + row + kStepRows * i) * kRows + r];
+          factor[i][r] = from_bf16(reinterpret_cast<const unsigned short*>(query)[(k0 + row + kStepRows * i) * kRows + r]);
       }
     } else if (mine) {
       const int at = k0 + warp * kTileRows + 2 * (lane % 4);
@@ -424,13 +508,17 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
                    bool aligned) {
   char* const memory = shared_memory();
   auto& shared = *reinterpret_cast<StepShared<kRows>*>(memory + kRingBytes);
-  float* const wide_query = reinterpret_cast<float*>(&shared + 1);  // [dk][kRows]
+  unsigned short* const wide_query = reinterpret_cast<unsigned short*>(&shared + 1);  // [dk][kRows]
   const MixerShape& shape = in.shape;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const Sequence& sequence = in.batch.sequences[first + blockIdx.x];
+  if (threadIdx.x < kRecordWords)
+    shared.record[threadIdx.x] =
+        reinterpret_cast<const unsigned*>(in.batch.sequences + first + blockIdx.x)[threadIdx.x];
+  __syncthreads();
+  const Sequence& sequence = *reinterpret_cast<const Sequence*>(shared.record);  // as far as it has been copied
+  if (!takes_step(in.geometry, sequence)) return;
   const int64_t chunk = sequence.position >> in.geometry.chunk.rows_log;
   const History history(in, sequence.history, past_of(in.geometry, chunk, chunk));
-  if (!takes_step(in.geometry, sequence)) return;
   const int groups = static_cast<int>(shape.groups), members = gridDim.y;
   const int part = blockIdx.z >= shape.groups ? blockIdx.z / groups : 0, group = blockIdx.z - part * groups;
   const int head = shape.head_map == LLA_HEAD_MAP_CYCLIC ? blockIdx.y * groups + group : group * members + blockIdx.y;
@@ -454,10 +542,46 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
   }
   __syncwarp();
 
-  // The warp's rows of the chunk: its keys on their way into registers, everything else into the ring.
+  // The warp's rows of values and of the nodes are on their way into the ring, its keys into registers.
   const Rows rows(in, sequence, span);
   const int count = static_cast<int>(sequence.rows), s0 = 16 * warp;
   const bool reads_rows = s0 < rows.hi && s0 + 16 > rows.begin;
+  Ring<kWide> ring(memory, nodes, history.count(), dim, value_dim, v0);
+  if (reads_rows && v0 + lane % 8 * 8 < value_dim) {
+    const Ring<false> place(memory, nodes, 0, dim, value_dim, v0);
+    const char* call = static_cast<const char*>(in.v.at(sequence.index, sequence.row_begin, head));
+    const char* tail = rows.tail + (rows.begin < rows.lo ? at.values_begin + head * at.values : 0);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = s0 + 4 * i + lane / 8, s = max(min(row, rows.hi - 1), rows.begin);
+      const bool is_new = s >= rows.lo;
+      const char* from = is_new ? call + (s - rows.lo) * (2 * in.v.row_stride) : tail + rows.ring(s) * (2 * value_dim);
+      from += (v0 + lane % 8 * 8) * 2;
+      if (aligned || !is_new)
+        copy_async16(place.piece(0, i), from, s == row ? 16 : 0);
+      else
+        *reinterpret_cast<uint4*>(place.piece(0, i)) = s == row ? load_piece(from, 0, false) : uint4{0, 0, 0, 0};
+    }
+  }
+  commit_copies();
+  ring.fill = kSlotBytes;
+  if (step.folds) {
+#pragma unroll 1
+    for (int i = 2; i < kFoldSlots; ++i) ring.template copy_next<kFoldSlots>();
+  } else {
+#pragma unroll 1
+    for (int i = 2; i < kSlots; ++i) ring.template copy_next<kSlots>();
+  }
+
+  NodeWeights<kRows> node_weights;
+  RowFactors<kRows> row_factors;
+  LocalLambda<kRows> local_lambda;
+  if (warp == 0)
+    node_weights.load(in, step, at, nodes, 0);
+  else if (warp == 1)
+    row_factors.load(in, step, at, rows);
+  else if (warp == 2)
+    local_lambda.load(in, step);
   KeyProduct keys;
   keys.dim = dim;
   keys.query = static_cast<const char*>(in.q.at(sequence.index, sequence.row_begin + min(lane / 4, count - 1), group));
@@ -471,54 +595,6 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
     }
     keys.load(0, aligned);
   }
-  Ring<kWide> ring(memory, nodes, history.count(), dim, value_dim, v0);
-  if (reads_rows && v0 + lane % 8 * 8 < value_dim) {
-    const Ring<false> place(memory, nodes, 0, dim, value_dim, v0);
-    const char* call = static_cast<const char*>(in.v.at(sequence.index, sequence.row_begin, head));
-    const int64_t in_tail = at.values_begin + head * at.values;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int s = s0 + 4 * i + lane / 8, column = v0 + lane % 8 * 8;
-      char* to = place.piece(0, i);
-      if (s < rows.begin || s >= rows.hi) {
-        *reinterpret_cast<uint4*>(to) = uint4{0, 0, 0, 0};
-      } else if (s < rows.lo) {
-        copy_async16(to, rows.tail + in_tail + (rows.ring(s) * value_dim + column) * 2);
-      } else {
-        const char* from = call + ((s - rows.lo) * in.v.row_stride + column) * 2;
-        if (aligned)
-          copy_async16(to, from);
-        else
-          *reinterpret_cast<uint4*>(to) = load_piece(from, 0, false);
-      }
-    }
-  }
-  commit_copies();
-  ring.fill = kSlotBytes;
-  if (step.folds) {
-#pragma unroll 1
-    for (int i = 2; i < kFoldSlots; ++i) ring.template copy_next<kFoldSlots>();
-  } else {
-#pragma unroll 1
-    for (int i = 2; i < kSlots; ++i) ring.template copy_next<kSlots>();
-  }
-
-  if (warp == 0) {
-    list_weights(in, step, at, nodes, shared);
-  } else if (warp == 1) {
-    list_factors(in, step, rows, at, shared);
-  } else if (warp == 2) {
-    list_lambda(in, step, shared);
-    if constexpr (kWide) {
-      for (int i = lane; i < dim * kRows; i += 32) {
-        const int r = i % kRows;
-        wide_query[i] =
-            r < count ? load_element(in.q.at(sequence.index, sequence.row_begin + r, group), LLA_BF16, i / kRows) : 0;
-      }
-    }
-  } else if (in.batch.stores && in.state.tails.base) {
-    store_rows(in, step);
-  }
   float low[4] = {}, high[4] = {};
   if (reads_rows) {
     keys.multiply(0, low, high);
@@ -528,6 +604,19 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
       keys.multiply(c, low, high);
     }
   }
+  if (warp == 0) {
+    node_weights.list(in, step, at, nodes, shared);
+  } else if (warp == 1) {
+    row_factors.list(step, rows, shared);
+  } else if (warp == 2) {
+    local_lambda.list(in, step, at, shared);
+  } else if constexpr (kWide) {
+    for (int i = lane; i < dim * kRows; i += 32) {
+      const int r = i % kRows;
+      const auto* row = static_cast<const unsigned short*>(in.q.at(sequence.index, sequence.row_begin + r, group));
+      wide_query[i] = r < count ? row[i / kRows] : 0;
+    }
+  }
   __syncthreads();
 
   if (step.folds && threadIdx.x == kThreads - 1) {  // in the order of longer calls
@@ -535,7 +624,7 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
       const int level = __ffsll(static_cast<long long>(rest)) - 1;
       if (!history.has(level)) continue;
       shared.merged[history.rank(level)] = decay_of(shared.total);
-      shared.total += shared.past[level];
+      shared.total += shared.past[history.rank(level)];
     }
   }
   ColumnSums<kRows> sums;
@@ -570,12 +659,13 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
       sums.add(m, c, 1, 1);
     }
   }
+  if (warp == kWarps - 1 && in.batch.stores && in.state.tails.base) store_bf16_rows(in, step, rows, at, aligned);
   float wide[kRows][4] = {};
   const char* query = kWide ? reinterpret_cast<const char*>(wide_query) : keys.query;
   auto& content = *reinterpret_cast<Content*>(memory + kFoldSlots * kSlotBytes);
   if (step.folds) {
     read_nodes<kRows, kWide, true>(in, step, shared, query, aligned, ring, content, sums, wide);
-    finish_border(in, step, nodes, shared.past, shared.total);
+    finish_border(in, step, nodes, [&](int level) { return shared.past[history.rank(level)]; }, shared.total);
   } else {
     read_nodes<kRows, kWide, false>(in, step, shared, query, aligned, ring, content, sums, wide);
   }
@@ -612,14 +702,14 @@ int32_t launch_rows(const Inputs& in, const View& y, void* stream) {
     aligned &= (reinterpret_cast<uintptr_t>(view->data) & 15) == 0;
   }
   const MixerShape& shape = in.shape;
-  const int64_t bytes = sizeof(StepShared<kRows>) + kRingBytes + (kWide ? shape.key_dim * kRows * 4 : 0);
+  const int64_t bytes = sizeof(StepShared<kRows>) + kRingBytes + (kWide ? shape.key_dim * kRows * 2 : 0);
   int32_t status = LLA_OK;
   for (int64_t first = 0; first < in.batch.count && status == LLA_OK; first += kMostBlocks) {
     const Grid grid{static_cast<unsigned>(min(in.batch.count - first, kMostBlocks)),
                     static_cast<unsigned>(shape.heads / shape.groups),
                     static_cast<unsigned>(shape.groups * tiles_of(shape.value_dim))};
     status = launch_grid(step_bf16_rows<kRows, kWide>, grid, kThreads, static_cast<size_t>(bytes), stream, in,
-                         Distances(in.state), y, first, aligned);
+                         Distances(in), y, first, aligned);
   }
   return status;
 }

@@ -123,9 +123,10 @@ __device__ __forceinline__ void store_rows(const Inputs& in, const Step& step) {
   }
 }
 
-// The rest of a border: the new nodes' decays, and nodes that are only copied. `nodes`: the past's, newest first; `past`: their
-// log decays, by entry; `total`: of the new node.
-__device__ __forceinline__ void finish_border(const Inputs& in, const Step& step, const char* const* nodes, const float* past,
+// The rest of a border: the new nodes' decays, and nodes that are only copied. `nodes`: the past's, newest first; past(entry):
+// their log decays; `total`: of the new node.
+template <class PastDecay>
+__device__ __forceinline__ void finish_border(const Inputs& in, const Step& step, const char* const* nodes, PastDecay past,
                                               float total) {
   const int32_t dtype = in.state.node_layout.dtype;
   const int64_t value_dim = in.shape.value_dim;
@@ -135,7 +136,7 @@ __device__ __forceinline__ void finish_border(const Inputs& in, const Step& step
     if (!border.is_new(level)) {
       const int from = border.copied(level);
       const char* old = from >= 0 && step.history.has(from) ? nodes[step.history.rank(from)] : nullptr;
-      decay = old ? past[from] : 0;
+      decay = old ? past(from) : 0;
       for (int i = threadIdx.x; i < in.shape.key_dim * kAcross; i += kThreads) {
         const int64_t row = i / kAcross * value_dim * dtype_size(dtype), column = step.v0 + i % kAcross * kColumns;
         float x[kColumns] = {};
