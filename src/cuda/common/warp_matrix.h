@@ -8,8 +8,8 @@
 namespace lla::cuda {
 
 // c[16 x 8] += a[16 x 16] b[16 x 8] (PTX mma.m16n8k16). Each register of a and b holds two neighbours in depth, the first in
-// its lower half: lane l has a(l / 4 + 8 * (i % 2), 2 * (l % 4) + 8 * (i / 2)) and the next, b(2 * (l % 4) + 8 * i, l / 4) and
-// the next; c(l / 4 + 8 * (i / 2), 2 * (l % 4) + i % 2).
+// its lower half: lane l has a(l / 4 + 8 * (i % 2), 2 * (l % 4) + 8 * (i / 2)) and the next, b(2 * (l % 4) + 8 * i, l / 4)
+// and the next; c(l / 4 + 8 * (i / 2), 2 * (l % 4) + i % 2).
 __device__ __forceinline__ void multiply_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
 #if defined(LLA_CUDA_EMULATED)
   const unsigned give[6] = {a[0], a[1], a[2], a[3], b0, b1};
@@ -25,15 +25,14 @@ __device__ __forceinline__ void multiply_bf16(float (&c)[4], const unsigned (&a)
       c[i] += number(row % 8 * 4 + k % 8 / 2, row / 8 + 2 * (k / 8), k) * number(column * 4 + k % 8 / 2, 4 + k / 8, k);
   }
 #else
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #endif
 }
 
-// Lane l gives the place of row l % 8 of matrix l / 8 in shared memory, 16 bytes, as shared_place() names it; it gets elements
-// (2 * (l % 4), l / 4) and (2 * (l % 4) + 1, l / 4) of each matrix.
+// Lane l gives the place of row l % 8 of matrix l / 8 in shared memory, 16 bytes, as shared_place() names it; it gets
+// elements (2 * (l % 4), l / 4) and (2 * (l % 4) + 1, l / 4) of each matrix.
 #if defined(LLA_CUDA_EMULATED)
 using SharedPlace = uintptr_t;
 __device__ __forceinline__ SharedPlace shared_place(const void* at) { return reinterpret_cast<uintptr_t>(at); }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps (scalar_gate_step.cu) where queries, keys, values and tails are bf16 and everything lies in whole pieces of 16 bytes:
-// few instructions, since a step is as fast as they let the nodes be read. A warp works on rows of its own, of the tail and of
-// all nodes: it copies them through slots of its own of a ring and multiplies them by tensor cores, fp32 nodes aside. Scores
-// stay in the registers that the product with the values wants.
+// Steps (scalar_gate_step.cu) where queries, keys, values and tails are bf16 and everything lies in whole pieces of 16
+// bytes: few instructions, since a step is as fast as they let the nodes be read. A warp works on rows of its own, of the
+// tail and of all nodes: it copies them through slots of its own of a ring and multiplies them by tensor cores, fp32 nodes
+// aside. Scores stay in the registers that the product with the values wants.
 #include <cstddef>
 
 #include "cuda/common/warp_matrix.h"
@@ -19,7 +19,7 @@ constexpr int kPartBytes = 2048, kSlotBytes = kWarps * kPartBytes;
 constexpr int kSlots = 5, kFoldSlots = 3;  // a step that completes a chunk makes its content in the place of the last ones
 using Content = ContentShared<false>;
 constexpr int kFoldBytes = kFoldSlots * kSlotBytes + static_cast<int>(sizeof(Content));
-constexpr int kRingBytes = kSlots * kSlotBytes > kFoldBytes ? kSlots * kSlotBytes : kFoldBytes;
+constexpr int kRingBytes = kSlots * kSlotBytes > kFoldBytes ? kSlots* kSlotBytes : kFoldBytes;
 constexpr int kRecordWords = offsetof(Sequence, conv_to_store) / 4;  // what steps need of a sequence's record
 
 // Behind the ring.
@@ -31,8 +31,8 @@ struct alignas(16) StepShared {
   float factor[64][kRows];           // of the chunk's rows: write strength times decay to the call's rows
   float lambda[8][kRows];            // of the levels inside a chunk
   float into[kRows];                 // decay from the chunk's start into the row
-  // Of a step that completes its chunk: its rows' factors; of the past's nodes log decays, and, if they are merged, decays to
-  // the chunk's end; log decay of the new node.
+  // Of a step that completes its chunk: its rows' factors; of the past's nodes log decays, and, if they are merged, decays
+  // to the chunk's end; log decay of the new node.
   float content[64], past[kNodes], merged[kNodes], total;
 };
 
@@ -57,11 +57,12 @@ struct Distances {
 
 // The rows of the chunk's tensors: of the call from local row lo on, before it of the tail.
 struct Rows {
-  int begin, lo, hi;      // what lies before `begin` is zero
-  int origin, capacity;   // ring index of local row 0
+  int begin, lo, hi;     // what lies before `begin` is zero
+  int origin, capacity;  // ring index of local row 0
   const char* tail;
 
-  __device__ Rows(const Inputs& in, const Sequence& sequence, const ChunkSpan& span) : begin(span.lo), lo(span.lo), hi(span.hi) {
+  __device__ Rows(const Inputs& in, const Sequence& sequence, const ChunkSpan& span)
+      : begin(span.lo), lo(span.lo), hi(span.hi) {
     const SlotImage& history = sequence.history;
     origin = history.tail_origin;
     capacity = static_cast<int>(in.state.tail_layout.capacity);
@@ -76,6 +77,13 @@ struct Rows {
     const int at = origin + r;
     return at >= capacity ? at - capacity : at;
   }
+  // Where local row r begins, or, if there is none, some row that is: `call` is the call's first one, `at` the tail's.
+  template <int kRows>
+  __device__ __forceinline__ const char* find(int r, const char* call, int64_t row_stride, const char* at, int width) const {
+    const int s = max(min(r, hi - 1), begin);
+    if constexpr (kRows == 1) return s >= lo ? call : at + ring(s) * (2 * width);
+    return s >= lo ? call + (s - lo) * (2 * row_stride) : at + ring(s) * (2 * width);
+  }
 };
 
 // Two neighbouring elements of a row, which is aligned if all of the call's are.
@@ -89,9 +97,9 @@ __device__ __forceinline__ uint4 load_piece(const void* row, int column, bool al
   return uint4{load_pair(from, 0, false), load_pair(from, 2, false), load_pair(from, 4, false), load_pair(from, 6, false)};
 }
 
-// Products of a warp's 16 keys with the queries: lane l gets those of query l / 4 with keys 2 * (l % 4) + i % 2 + 8 * (i / 2).
-// A lane's 16 bytes of a row are the operands of two products; in which order elements are added up does not matter, as long
-// as it is the same for both operands.
+// Products of a warp's 16 keys with the queries: lane l gets those of query l / 4 with keys 2 * (l % 4) + i % 2 + 8 * (i /
+// 2). A lane's 16 bytes of a row are the operands of two products; in which order elements are added up does not matter, as
+// long as it is the same for both operands.
 struct KeyProduct {
   const char *query, *key[2];
   int dim;
@@ -120,68 +128,85 @@ struct KeyProduct {
   }
 };
 
-// A warp's part of the ring, and the order in which it is filled: values of the tail, then a tile of each node, then the next
-// tile of each.
+// Copies four pieces, `step` bytes apart, to places 512 bytes apart, of which every second one has its eights of columns
+// swapped.
+template <int kSwap>
+__device__ __forceinline__ void copy_pieces(bool go, SharedPlace to, const char* from, int64_t step) {
+#if defined(LLA_CUDA_EMULATED)
+  for (int i = 0; i < 4 && go; ++i)
+    copy_async16(reinterpret_cast<void*>((i % 2 ? to ^ kSwap : to) + static_cast<SharedPlace>(512 * i)), from + i * step);
+#else
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.s32 p, %8, 0;\n"
+      "@p cp.async.cg.shared.global [%0], [%4], 16;\n@p cp.async.cg.shared.global [%1+512], [%5], 16;\n"
+      "@p cp.async.cg.shared.global [%2+1024], [%6], 16;\n@p cp.async.cg.shared.global [%3+1536], [%7], 16;\n}" ::"r"(to),
+      "r"(to ^ kSwap), "r"(to), "r"(to ^ kSwap), "l"(from), "l"(from + step), "l"(from + 2 * step), "l"(from + 3 * step),
+      "r"(static_cast<int>(go))
+      : "memory");
+#endif
+}
+
+// A warp's part of the ring, and the order in which it is filled: values of the tail, then a tile of each node, then the
+// next tile of each.
 template <bool kWide>
 struct Ring {
-  static constexpr int kTileRows = kWide ? 8 : 16;            // of a warp
-  static constexpr int kStepRows = kWide ? 2 : 4;             // of one piece of each lane
-  static constexpr int kLaneColumns = kWide ? 4 : 8;
-  static constexpr int kRowLanes = 64 / kLaneColumns;
-  char* part;                  // slot 0
+  static constexpr int kTileRows = kWide ? 8 : 16;  // of a warp
+  static constexpr int kPieceRows = kWide ? 2 : 4;  // of one piece of each lane
+  static constexpr int kLaneColumns = kWide ? 4 : 8, kRowLanes = 64 / kLaneColumns;
+  static constexpr int kSwap = kWide ? 0 : 64;
   const char* const* nodes;
-  int64_t row_bytes;
-  int count, node = 0, left;   // nodes; the one whose tile is next; tiles
-  int even, odd;               // where the lane's pieces lie in the part: by turns, 512 bytes apart
-  int offset;                  // of the lane's first piece in a node
-  int tile_bytes;
-  int fill = 0, use = 0;       // slots
-  bool there;                  // whether there are such columns
+  int row_bytes, count;     // of a node's row; nodes
+  int node = 0, left;       // the one whose tile is copied next; tiles that are to be copied
+  int offset, tile_bytes;   // of the lane's first piece in a node; from a tile to the next one
+  SharedPlace part, first;  // in slot 0, and the lane's first piece there
+  int use = 0, last;        // slot that is used next, and the one before it
 
-  __device__ Ring(char* ring, const char* const* list, int nodes_count, int dim, int value_dim, int v0) : nodes(list), count(nodes_count) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, size = kWide ? 4 : 2;
-    part = ring + warp * kPartBytes;
-    row_bytes = value_dim * size;
-    const int row = lane / kRowLanes, column = lane % kRowLanes * kLaneColumns;
-    even = kWide ? 16 * lane : 128 * row + 16 * (lane % 8 ^ row);
-    odd = kWide ? 16 * lane : 128 * row + 16 * (lane % 8 ^ (row + 4));
-    offset = (warp * kTileRows + row) * static_cast<int>(row_bytes) + (v0 + column) * size;
-    tile_bytes = kWarps * kTileRows * static_cast<int>(row_bytes);
-    left = (dim - warp * kTileRows + kWarps * kTileRows - 1) / (kWarps * kTileRows) * count;
-    there = v0 + column < value_dim;
+  __device__ Ring(char* ring, const char* const* list, int nodes_count, int dim, int value_dim, int v0, int slots)
+      : nodes(list), row_bytes(value_dim * (kWide ? 4 : 2)), count(nodes_count), last((slots - 1) * kSlotBytes) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int row = lane / kRowLanes, column = v0 + lane % kRowLanes * kLaneColumns;
+    part = shared_place(ring) + warp * kPartBytes;
+    first = part + (kWide ? 16 * lane : 128 * row + 16 * (lane % 8 ^ row));
+    offset = (warp * kTileRows + row) * row_bytes + column * (kWide ? 4 : 2);
+    tile_bytes = kWarps * kTileRows * row_bytes;
+    left = column < value_dim ? (dim - warp * kTileRows + kWarps * kTileRows - 1) / (kWarps * kTileRows) * count : 0;
   }
-  __device__ __forceinline__ char* piece(int slot, int i) const { return part + slot + (i % 2 ? odd : even) + 512 * i; }
-  template <int kCount>
-  static __device__ __forceinline__ int after(int slot) {
-    return slot + kSlotBytes == kCount * kSlotBytes ? 0 : slot + kSlotBytes;
+  // The lane's piece i of a slot.
+  __device__ __forceinline__ SharedPlace piece(int slot, int i) const {
+    return ((first + slot) ^ (i % 2 ? kSwap : 0)) + 512 * i;
   }
-  template <int kCount>
-  __device__ __forceinline__ void copy_next() {
-    if (left > 0) {
-      --left;
-      if (there) {
-        const char* from = nodes[node] + offset;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) copy_async16(piece(fill, i), from + i * (kStepRows * row_bytes));
-      }
-      if (++node == count) node = 0, offset += tile_bytes;
-    }
-    fill = after<kCount>(fill);
+  __device__ __forceinline__ void copy_next(int slot) {
+    copy_pieces<kSwap>(left > 0, first + slot, nodes[node] + offset, int64_t{kPieceRows} * row_bytes);
     commit_copies();
+    --left;
+    const bool is_last = ++node >= count;
+    node = is_last ? 0 : node;
+    offset += is_last ? tile_bytes : 0;
   }
-  // The next slot that is filled; its warp sees what each lane has copied. What it held before has been read.
+  // The next slot that is filled; its warp sees what each lane has copied. The one before it has been read.
   template <int kCount>
   __device__ __forceinline__ int next() {
     wait_copies<kCount - 2>();
     __syncwarp();
-    copy_next<kCount>();
-    const int slot = use;
-    use = after<kCount>(use);
-    return slot;
+    copy_next(last);
+    last = use;
+    use = use == (kCount - 1) * kSlotBytes ? 0 : use + kSlotBytes;
+    return last;
   }
 };
 
-// Sums of a warp for columns 16 m + l / 4 (+ 8) of lane l: of row 0 in lanes l % 4 = 0, or of rows 2 (l % 4) and the next one.
+__device__ __forceinline__ float4 get_piece(SharedPlace at) {
+#if defined(LLA_CUDA_EMULATED)
+  return *reinterpret_cast<const float4*>(at);
+#else
+  float4 x;
+  asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(at) : "memory");
+  return x;
+#endif
+}
+
+// Sums of a warp for columns 16 m + l / 4 (+ 8) of lane l: of row 0 in lanes l % 4 = 0, or of rows 2 (l % 4) and the next
+// one.
 template <int kRows>
 struct ColumnSums {
   float x[kRows == 1 ? 8 : 16] = {};
@@ -217,8 +242,8 @@ __device__ __forceinline__ int matrix_place() {
 
 // An element of a factor of some head and row.
 __device__ __forceinline__ float load_factor(const View& view, const Sequence& sequence, int row, int head, int64_t i = 0) {
-  const int64_t at = sequence.index * view.sequence_stride + (sequence.row_begin + row) * view.row_stride +
-                     head * view.head_stride + i;
+  const int64_t at =
+      sequence.index * view.sequence_stride + (sequence.row_begin + row) * view.row_stride + head * view.head_stride + i;
   return load_element(view.data, view.dtype, at);
 }
 
@@ -364,7 +389,8 @@ __device__ __forceinline__ void store_bf16_rows(const Inputs& in, const Step& st
     for (int64_t p = plan.first; p < plan.last; ++p, ring = ring + 1 == rows.capacity ? 0 : ring + 1) {
       const int s = static_cast<int>(p - step.span.begin), row = s - rows.lo;
       const bool is_new = row >= 0;
-      if (!is_new && (s < rows.begin || rows.ring(s) == ring) && (s < rows.begin || plan.block == sequence.history.tail)) continue;
+      if (!is_new && (s < rows.begin || rows.ring(s) == ring) && (s < rows.begin || plan.block == sequence.history.tail))
+        continue;
       const int from_ring = is_new ? 0 : rows.ring(s);
       for (int piece = lane; piece < parts; piece += 32) {
         const bool value = piece < values;
@@ -372,8 +398,9 @@ __device__ __forceinline__ void store_bf16_rows(const Inputs& in, const Step& st
         const int64_t place = value ? at.values_begin + head * at.values : group * at.keys;
         const int width = value ? value_dim : dim;
         const View& tensor = value ? in.v : in.k;
-        const uint4 x = is_new ? load_piece(tensor.at(sequence.index, sequence.row_begin + row, value ? head : group), column, aligned)
-                               : load_piece(rows.tail + place, from_ring * width + column, true);
+        const uint4 x =
+            is_new ? load_piece(tensor.at(sequence.index, sequence.row_begin + row, value ? head : group), column, aligned)
+                   : load_piece(rows.tail + place, from_ring * width + column, true);
         *reinterpret_cast<uint4*>(to + place + (ring * width + column) * 2) = x;
       }
       if (step.v0 != 0 || lane < 30) continue;
@@ -393,16 +420,17 @@ __device__ __forceinline__ void store_bf16_rows(const Inputs& in, const Step& st
 // The nodes' part of the rows' sums, and what a border makes of the nodes.
 template <int kRows, bool kWide, bool kFolds>
 __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, const StepShared<kRows>& shared,
-                                           const char* query, bool aligned, Ring<kWide>& ring, Content& content,
+                                           const unsigned short* query, Ring<kWide>& ring, Content& content,
                                            ColumnSums<kRows>& sums, float (&wide)[kRows][4]) {
-  constexpr int kCount = kFolds ? kFoldSlots : kSlots, kTileRows = Ring<kWide>::kTileRows, kStepRows = Ring<kWide>::kStepRows;
+  constexpr int kCount = kFolds ? kFoldSlots : kSlots, kTileRows = Ring<kWide>::kTileRows,
+                kPieceRows = Ring<kWide>::kPieceRows;
   constexpr int kLaneColumns = Ring<kWide>::kLaneColumns;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, dim = static_cast<int>(in.shape.key_dim);
-  const int count = static_cast<int>(step.sequence.rows), pair = kRows == 1 ? 0 : lane % 2 * 2;
-  const int row = warp * kTileRows + lane / Ring<kWide>::kRowLanes;           // the lane's first one, in a tile of the block
+  const int pair = kRows == 1 ? 0 : lane % 2 * 2;
+  const int row = warp * kTileRows + lane / Ring<kWide>::kRowLanes;  // the lane's first one, in a tile of the block
   const int column = lane % Ring<kWide>::kRowLanes * kLaneColumns;
   const float into_even = shared.into[pair], into_odd = kRows == 1 ? 0 : shared.into[pair + 1];
-  const SharedPlace place = shared_place(ring.part) + matrix_place();
+  const SharedPlace place = ring.part + matrix_place();
   const Border border(in.geometry, step.span.begin >> in.geometry.chunk.rows_log);
   const int merges = kFolds ? __popcll(border.merged & step.history.live) : 0;  // nodes, the newest ones
 #pragma unroll 1
@@ -414,7 +442,7 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
         make_content<false>(in, step.sequence, step.span, step.head, step.group, k0, step.v0, shared.content, content);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float* from = content.product + (k0 % 64 + row + kStepRows * i) * Content::kStride + column;
+        const float* from = content.product + (k0 % 64 + row + kPieceRows * i) * Content::kStride + column;
 #pragma unroll
         for (int j = 0; j < kLaneColumns; ++j) merged[i][j] = from[j];
       }
@@ -425,13 +453,11 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
 #pragma unroll
-        for (int r = 0; r < kRows; ++r)
-          factor[i][r] = from_bf16(reinterpret_cast<const unsigned short*>(query)[(k0 + row + kStepRows * i) * kRows + r]);
+        for (int r = 0; r < kRows; ++r) factor[i][r] = from_bf16(query[r * dim + k0 + row + kPieceRows * i]);
       }
     } else if (mine) {
-      const int at = k0 + warp * kTileRows + 2 * (lane % 4);
-      q[0] = lane / 4 < count ? load_pair(query, at, aligned) : 0;
-      q[1] = lane / 4 < count ? load_pair(query, at + 8, aligned) : 0;
+      const unsigned short* from = query + lane / 4 % kRows * dim + k0 + warp * kTileRows + 2 * (lane % 4);
+      if (lane / 4 < kRows) q[0] = load_pair(from, 0, true), q[1] = load_pair(from, 8, true);
     }
 #pragma unroll 1
     for (int node = 0; node < ring.count && mine; ++node) {
@@ -444,7 +470,7 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
         for (int r = 0; r < kRows; ++r) w[r] = r == 0 ? even : weight[r] * shared.into[r];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const float4 x = *reinterpret_cast<const float4*>(ring.piece(slot, i));
+          const float4 x = get_piece(ring.piece(slot, i));
 #pragma unroll
           for (int r = 0; r < kRows; ++r) {
             const float f = w[r] * factor[i][r];
@@ -468,27 +494,27 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
         const float decay = shared.merged[node];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const char* from = ring.piece(slot, i);
+          const float4 y = get_piece(ring.piece(slot, i));
           float x[kLaneColumns];
-          if constexpr (kWide) {
-            const float4 y = *reinterpret_cast<const float4*>(from);
+          if constexpr (kWide)
             x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
-          } else {
-            get_columns<LLA_BF16>(from, from, x);
-          }
+          else
+            unpack_columns<LLA_BF16>(
+                uint4{__float_as_uint(y.x), __float_as_uint(y.y), __float_as_uint(y.z), __float_as_uint(y.w)}, x);
 #pragma unroll
           for (int j = 0; j < kLaneColumns; ++j) merged[i][j] = fmaf(decay, x[j], merged[i][j]);  // as longer calls do
         }
       }
     }
     if constexpr (kFolds) {
-      if (ring.there && mine) {
+      if (step.v0 + column < in.shape.value_dim && mine) {
         each_node_to_store(in.geometry, step.sequence, border, [&](int32_t id, int level) {
           if (!border.is_new(level)) return;
-          char* to = in.state.node(id, step.head) + (k0 + row) * ring.row_bytes + (step.v0 + column) * (kWide ? 4 : 2);
+          char* to =
+              in.state.node(id, step.head) + int64_t{k0 + row} * ring.row_bytes + (step.v0 + column) * (kWide ? 4 : 2);
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
-            char* at = to + i * (kStepRows * ring.row_bytes);
+            char* at = to + i * (kPieceRows * ring.row_bytes);
             if constexpr (kWide)
               *reinterpret_cast<float4*>(at) = make_float4(merged[i][0], merged[i][1], merged[i][2], merged[i][3]);
             else
@@ -508,12 +534,11 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
                    bool aligned) {
   char* const memory = shared_memory();
   auto& shared = *reinterpret_cast<StepShared<kRows>*>(memory + kRingBytes);
-  unsigned short* const wide_query = reinterpret_cast<unsigned short*>(&shared + 1);  // [dk][kRows]
+  unsigned short* const query = reinterpret_cast<unsigned short*>(&shared + 1);  // [kRows][dk]
   const MixerShape& shape = in.shape;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   if (threadIdx.x < kRecordWords)
-    shared.record[threadIdx.x] =
-        reinterpret_cast<const unsigned*>(in.batch.sequences + first + blockIdx.x)[threadIdx.x];
+    shared.record[threadIdx.x] = reinterpret_cast<const unsigned*>(in.batch.sequences + first + blockIdx.x)[threadIdx.x];
   __syncthreads();
   const Sequence& sequence = *reinterpret_cast<const Sequence*>(shared.record);  // as far as it has been copied
   if (!takes_step(in.geometry, sequence)) return;
@@ -546,33 +571,33 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
   const Rows rows(in, sequence, span);
   const int count = static_cast<int>(sequence.rows), s0 = 16 * warp;
   const bool reads_rows = s0 < rows.hi && s0 + 16 > rows.begin;
-  Ring<kWide> ring(memory, nodes, history.count(), dim, value_dim, v0);
+  Ring<kWide> ring(memory, nodes, history.count(), dim, value_dim, v0, step.folds ? kFoldSlots : kSlots);
   if (reads_rows && v0 + lane % 8 * 8 < value_dim) {
-    const Ring<false> place(memory, nodes, 0, dim, value_dim, v0);
-    const char* call = static_cast<const char*>(in.v.at(sequence.index, sequence.row_begin, head));
-    const char* tail = rows.tail + (rows.begin < rows.lo ? at.values_begin + head * at.values : 0);
+    const char* call = static_cast<const char*>(in.v.at(sequence.index, sequence.row_begin, head)) + v0 * 2;
+    const char* tail = rows.tail + (rows.begin < rows.lo ? at.values_begin + head * at.values + v0 * 2 : 0);
+    const int place = 128 * (lane / 8) + 16 * (lane % 8 ^ lane / 8);
+    char* const to = memory + warp * kPartBytes;
+    if (aligned) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int row = s0 + 4 * i + lane / 8, s = max(min(row, rows.hi - 1), rows.begin);
-      const bool is_new = s >= rows.lo;
-      const char* from = is_new ? call + (s - rows.lo) * (2 * in.v.row_stride) : tail + rows.ring(s) * (2 * value_dim);
-      from += (v0 + lane % 8 * 8) * 2;
-      if (aligned || !is_new)
-        copy_async16(place.piece(0, i), from, s == row ? 16 : 0);
-      else
-        *reinterpret_cast<uint4*>(place.piece(0, i)) = s == row ? load_piece(from, 0, false) : uint4{0, 0, 0, 0};
+      for (int i = 0; i < 4; ++i) {
+        const int row = s0 + 4 * i + lane / 8;
+        copy_async16(to + (place ^ (i % 2 * 64)) + 512 * i,
+                     rows.find<kRows>(row, call, in.v.row_stride, tail, value_dim) + lane % 8 * 16,
+                     row >= rows.begin && row < rows.hi ? 16 : 0);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < 4; ++i) {
+        const int row = s0 + 4 * i + lane / 8;
+        const char* from = rows.find<kRows>(row, call, in.v.row_stride, tail, value_dim);
+        *reinterpret_cast<uint4*>(to + (place ^ (i % 2 * 64)) + 512 * i) =
+            row >= rows.begin && row < rows.hi ? load_piece(from, lane % 8 * 8, false) : uint4{0, 0, 0, 0};
+      }
     }
   }
   commit_copies();
-  ring.fill = kSlotBytes;
-  if (step.folds) {
 #pragma unroll 1
-    for (int i = 2; i < kFoldSlots; ++i) ring.template copy_next<kFoldSlots>();
-  } else {
-#pragma unroll 1
-    for (int i = 2; i < kSlots; ++i) ring.template copy_next<kSlots>();
-  }
-
+  for (int slot = kSlotBytes; slot < ring.last; slot += kSlotBytes) ring.copy_next(slot);
   NodeWeights<kRows> node_weights;
   RowFactors<kRows> row_factors;
   LocalLambda<kRows> local_lambda;
@@ -588,11 +613,8 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
   if (reads_rows) {
     const char* call = static_cast<const char*>(in.k.at(sequence.index, sequence.row_begin, group));
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const int s = max(min(s0 + 8 * i + lane / 4, rows.hi - 1), rows.begin);  // products of rows that are not there are nobody's
-      keys.key[i] = s >= rows.lo ? call + (s - rows.lo) * (2 * in.k.row_stride)
-                                 : rows.tail + group * at.keys + rows.ring(s) * (2 * dim);
-    }
+    for (int i = 0; i < 2; ++i)
+      keys.key[i] = rows.find<kRows>(s0 + 8 * i + lane / 4, call, in.k.row_stride, rows.tail + group * at.keys, dim);
     keys.load(0, aligned);
   }
   float low[4] = {}, high[4] = {};
@@ -610,11 +632,12 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
     row_factors.list(step, rows, shared);
   } else if (warp == 2) {
     local_lambda.list(in, step, at, shared);
-  } else if constexpr (kWide) {
-    for (int i = lane; i < dim * kRows; i += 32) {
-      const int r = i % kRows;
-      const auto* row = static_cast<const unsigned short*>(in.q.at(sequence.index, sequence.row_begin + r, group));
-      wide_query[i] = r < count ? row[i / kRows] : 0;
+  } else {
+    for (int i = 8 * lane; i < dim * kRows; i += 8 * 32) {
+      const int r = i / dim;
+      uint4 x{0, 0, 0, 0};
+      if (r < count) x = load_piece(in.q.at(sequence.index, sequence.row_begin + r, group), i - r * dim, aligned);
+      *reinterpret_cast<uint4*>(query + i) = x;
     }
   }
   __syncthreads();
@@ -648,7 +671,7 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
       rest[n] = bf16_pair(weight[2 * n] - __uint_as_float(whole[n] << 16),
                           weight[2 * n + 1] - __uint_as_float(whole[n] & 0xffff0000u));
     }
-    const SharedPlace place = shared_place(ring.part) + matrix_place();
+    const SharedPlace place = ring.part + matrix_place();
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
       unsigned a[4];
@@ -661,13 +684,13 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
   }
   if (warp == kWarps - 1 && in.batch.stores && in.state.tails.base) store_bf16_rows(in, step, rows, at, aligned);
   float wide[kRows][4] = {};
-  const char* query = kWide ? reinterpret_cast<const char*>(wide_query) : keys.query;
   auto& content = *reinterpret_cast<Content*>(memory + kFoldSlots * kSlotBytes);
   if (step.folds) {
-    read_nodes<kRows, kWide, true>(in, step, shared, query, aligned, ring, content, sums, wide);
-    finish_border(in, step, nodes, [&](int level) { return shared.past[history.rank(level)]; }, shared.total);
+    read_nodes<kRows, kWide, true>(in, step, shared, query, ring, content, sums, wide);
+    finish_border(
+        in, step, nodes, [&](int level) { return shared.past[history.rank(level)]; }, shared.total);
   } else {
-    read_nodes<kRows, kWide, false>(in, step, shared, query, aligned, ring, content, sums, wide);
+    read_nodes<kRows, kWide, false>(in, step, shared, query, ring, content, sums, wide);
   }
   wait_copies<0>();
   __syncwarp();
@@ -702,14 +725,14 @@ int32_t launch_rows(const Inputs& in, const View& y, void* stream) {
     aligned &= (reinterpret_cast<uintptr_t>(view->data) & 15) == 0;
   }
   const MixerShape& shape = in.shape;
-  const int64_t bytes = sizeof(StepShared<kRows>) + kRingBytes + (kWide ? shape.key_dim * kRows * 2 : 0);
+  const int64_t bytes = sizeof(StepShared<kRows>) + kRingBytes + shape.key_dim * kRows * 2;
   int32_t status = LLA_OK;
   for (int64_t first = 0; first < in.batch.count && status == LLA_OK; first += kMostBlocks) {
     const Grid grid{static_cast<unsigned>(min(in.batch.count - first, kMostBlocks)),
                     static_cast<unsigned>(shape.heads / shape.groups),
                     static_cast<unsigned>(shape.groups * tiles_of(shape.value_dim))};
-    status = launch_grid(step_bf16_rows<kRows, kWide>, grid, kThreads, static_cast<size_t>(bytes), stream, in,
-                         Distances(in), y, first, aligned);
+    status = launch_grid(step_bf16_rows<kRows, kWide>, grid, kThreads, static_cast<size_t>(bytes), stream, in, Distances(in),
+                         y, first, aligned);
   }
   return status;
 }
@@ -731,8 +754,9 @@ int32_t launch_bf16_steps(const Inputs& in, const View& y, void* stream) {
 }
 
 int32_t load_bf16_steps() {
-  for (const int32_t status : {load_kernel(step_bf16_rows<1, false>), load_kernel(step_bf16_rows<1, true>),
-                               load_kernel(step_bf16_rows<kStepRows, false>), load_kernel(step_bf16_rows<kStepRows, true>)}) {
+  for (const int32_t status :
+       {load_kernel(step_bf16_rows<1, false>), load_kernel(step_bf16_rows<1, true>),
+        load_kernel(step_bf16_rows<kStepRows, false>), load_kernel(step_bf16_rows<kStepRows, true>)}) {
     if (status != LLA_OK) return status;
   }
   return LLA_OK;

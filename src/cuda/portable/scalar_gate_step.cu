@@ -425,7 +425,8 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 2
   auto& content = *reinterpret_cast<ContentShared<kExact>*>(ring + StepRing<kExact>::kFoldStages * kStageBytes);
   if (step.folds) {
     read_nodes<kRows, kExact, true>(in, step, shared, query, ring, content, stream, of_nodes);
-    finish_border(in, step, shared.node[0], [&](int level) { return shared.past[level]; }, shared.total);
+    finish_border(
+        in, step, shared.node[0], [&](int level) { return shared.past[level]; }, shared.total);
   } else if (history.live) {
     read_nodes<kRows, kExact, false>(in, step, shared, query, ring, content, stream, of_nodes);
   }

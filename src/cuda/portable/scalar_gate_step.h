@@ -123,8 +123,8 @@ __device__ __forceinline__ void store_rows(const Inputs& in, const Step& step) {
   }
 }
 
-// The rest of a border: the new nodes' decays, and nodes that are only copied. `nodes`: the past's, newest first; past(entry):
-// their log decays; `total`: of the new node.
+// The rest of a border: the new nodes' decays, and nodes that are only copied. `nodes`: the past's, newest first;
+// past(entry): their log decays; `total`: of the new node.
 template <class PastDecay>
 __device__ __forceinline__ void finish_border(const Inputs& in, const Step& step, const char* const* nodes, PastDecay past,
                                               float total) {

@@ -10,7 +10,7 @@
 
 namespace lla::cuda::scalar_gate {
 
-constexpr int kLanes = kThreads / kAcross;  // threads that share the rows of one run of columns
+constexpr int kLanes = kThreads / kAcross;   // threads that share the rows of one run of columns
 constexpr int kPieces = 4;                   // of a thread in one stage
 constexpr int kPieceStride = 16 * kThreads;  // bytes between them
 constexpr int kStageBytes = kPieces * kPieceStride;
