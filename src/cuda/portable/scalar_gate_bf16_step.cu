@@ -101,24 +101,22 @@ __device__ __forceinline__ uint4 load_piece(const void* row, int column, bool al
 // 2). A lane's 16 bytes of a row are the operands of two products; in which order elements are added up does not matter, as
 // long as it is the same for both operands.
 struct KeyProduct {
+  static constexpr int kAtOnce = 2;  // pieces of a row: each 32 columns in the lanes that share it
   const char *query, *key[2];
-  int dim;
-  uint4 q[4], k[2][4];
+  uint4 q[kAtOnce], k[2][kAtOnce];
 
-  __device__ __forceinline__ void load(int column, bool aligned) {
+  __device__ __forceinline__ void load(int column, int dim, bool aligned) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int c = column + 32 * i;
-      if (c >= dim) break;
-      const int at = c + 8 * static_cast<int>(threadIdx.x % 4);
-      q[i] = load_piece(query, at, aligned);
-      k[0][i] = load_piece(key[0], at, aligned);
-      k[1][i] = load_piece(key[1], at, aligned);
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int c = min(column + 32 * i, dim - 32) + 8 * static_cast<int>(threadIdx.x % 4);
+      q[i] = load_piece(query, c, aligned);
+      k[0][i] = load_piece(key[0], c, aligned);
+      k[1][i] = load_piece(key[1], c, aligned);
     }
   }
-  __device__ __forceinline__ void multiply(int column, float (&low)[4], float (&high)[4]) const {
+  __device__ __forceinline__ void multiply(int column, int dim, float (&low)[4], float (&high)[4]) const {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < kAtOnce; ++i) {
       if (column + 32 * i >= dim) break;
       multiply_bf16(low, {q[i].x, 0, q[i].y, 0}, k[0][i].x, k[0][i].y);
       multiply_bf16(high, {q[i].x, 0, q[i].y, 0}, k[1][i].x, k[1][i].y);
@@ -248,12 +246,15 @@ __device__ __forceinline__ float load_factor(const View& view, const Sequence& s
 }
 
 // What the rows read the nodes and each other with is made by a warp for each kind: all of them load first, and go on when
-// the keys are multiplied.
+// the keys are multiplied. What they have loaded stands in the same registers.
+constexpr int kLoaded = 6;
 
 // What the nodes are read with. A lane has an entry of the past; the oldest one is the last lane's if no level needs that.
 template <int kRows>
 struct NodeWeights {
-  float decay, lambda[kRows];
+  float &decay, *lambda;
+
+  explicit __device__ NodeWeights(float (&x)[kLoaded]) : decay(x[0]), lambda(x + 1) {}
 
   static __device__ __forceinline__ bool in_one(uint64_t live) { return (live << 1 >> 32) == 0; }
   static __device__ __forceinline__ int level(uint64_t live, int half) {
@@ -303,7 +304,9 @@ struct NodeWeights {
 // whether row i comes alone or with others.
 template <int kRows>
 struct RowFactors {
-  float gate[2], write[2], new_gate, new_write;
+  float *gate, *write, &new_gate, &new_write;
+
+  explicit __device__ RowFactors(float (&x)[kLoaded]) : gate(x), write(x + 2), new_gate(x[4]), new_write(x[5]) {}
 
   __device__ __forceinline__ void load(const Inputs& in, const Step& step, const Distances& at, const Rows& rows) {
     const int lane = threadIdx.x % 32;
@@ -347,7 +350,7 @@ struct RowFactors {
       if (lane == 0) shared.into[r] = decay_of(low);
     }
     if (!step.folds) return;
-    const float total = list_content_factors(gate, write, shared.content);
+    const float total = list_content_factors({gate[0], gate[1]}, {write[0], write[1]}, shared.content);
     if (lane == 0) shared.total = total;
   }
 };
@@ -355,7 +358,9 @@ struct RowFactors {
 // λ of the levels inside the chunk, times the scale.
 template <int kRows>
 struct LocalLambda {
-  float lambda;
+  float& lambda;
+
+  explicit __device__ LocalLambda(float (&x)[kLoaded]) : lambda(x[0]) {}
 
   static __device__ __forceinline__ bool is_level(const Inputs& in, const Step& step) {
     const int lane = threadIdx.x % 32;
@@ -598,32 +603,28 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
   commit_copies();
 #pragma unroll 1
   for (int slot = kSlotBytes; slot < ring.last; slot += kSlotBytes) ring.copy_next(slot);
-  NodeWeights<kRows> node_weights;
-  RowFactors<kRows> row_factors;
-  LocalLambda<kRows> local_lambda;
+  float loaded[kLoaded] = {};
+  NodeWeights<kRows> node_weights(loaded);
+  RowFactors<kRows> row_factors(loaded);
+  LocalLambda<kRows> local_lambda(loaded);
   if (warp == 0)
     node_weights.load(in, step, at, nodes, 0);
   else if (warp == 1)
     row_factors.load(in, step, at, rows);
   else if (warp == 2)
     local_lambda.load(in, step);
+  float low[4] = {}, high[4] = {};
   KeyProduct keys;
-  keys.dim = dim;
   keys.query = static_cast<const char*>(in.q.at(sequence.index, sequence.row_begin + min(lane / 4, count - 1), group));
   if (reads_rows) {
     const char* call = static_cast<const char*>(in.k.at(sequence.index, sequence.row_begin, group));
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       keys.key[i] = rows.find<kRows>(s0 + 8 * i + lane / 4, call, in.k.row_stride, rows.tail + group * at.keys, dim);
-    keys.load(0, aligned);
-  }
-  float low[4] = {}, high[4] = {};
-  if (reads_rows) {
-    keys.multiply(0, low, high);
 #pragma unroll 1
-    for (int c = 128; c < dim; c += 128) {
-      keys.load(c, aligned);
-      keys.multiply(c, low, high);
+    for (int c = 0; c < dim; c += 32 * KeyProduct::kAtOnce) {
+      keys.load(c, dim, aligned);
+      keys.multiply(c, dim, low, high);
     }
   }
   if (warp == 0) {
@@ -633,11 +634,12 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
   } else if (warp == 2) {
     local_lambda.list(in, step, at, shared);
   } else {
-    for (int i = 8 * lane; i < dim * kRows; i += 8 * 32) {
-      const int r = i / dim;
-      uint4 x{0, 0, 0, 0};
-      if (r < count) x = load_piece(in.q.at(sequence.index, sequence.row_begin + r, group), i - r * dim, aligned);
-      *reinterpret_cast<uint4*>(query + i) = x;
+#pragma unroll 1
+    for (int r = 0; r < kRows; ++r) {
+      const void* from = in.q.at(sequence.index, sequence.row_begin + min(r, count - 1), group);
+#pragma unroll 1
+      for (int i = 8 * lane; i < dim; i += 8 * 32)
+        *reinterpret_cast<uint4*>(query + r * dim + i) = r < count ? load_piece(from, i, aligned) : uint4{0, 0, 0, 0};
     }
   }
   __syncthreads();
