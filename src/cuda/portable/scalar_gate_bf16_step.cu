@@ -26,11 +26,11 @@ constexpr int kRecordWords = offsetof(Sequence, conv_to_store) / 4;  // what ste
 template <int kRows>
 struct alignas(16) StepShared {
   alignas(16) unsigned record[kRecordWords];
-  const char* node[kWarps][kNodes];  // nodes of the past, newest first; each warp has a list of its own
-  float weight[kNodes][kRows];       // λ times the decay from the node's end to the chunk's start
-  float factor[64][kRows];           // of the chunk's rows: write strength times decay to the call's rows
-  float lambda[8][kRows];            // of the levels inside a chunk
-  float into[kRows];                 // decay from the chunk's start into the row
+  const char* node[kNodes];     // nodes of the past, newest first
+  float weight[kNodes][kRows];  // λ times the decay from the node's end to the chunk's start
+  float factor[64][kRows];      // of the chunk's rows: write strength times decay to the call's rows
+  float lambda[8][kRows];       // of the levels inside a chunk
+  float into[kRows];            // decay from the chunk's start into the row
   // Of a step that completes its chunk: its rows' factors; of the past's nodes log decays, and, if they are merged, decays
   // to the chunk's end; log decay of the new node.
   float content[64], past[kNodes], merged[kNodes], total;
@@ -155,6 +155,7 @@ struct Ring {
   const char* const* nodes;
   int row_bytes, count;     // of a node's row; nodes
   int node = 0, left;       // the one whose tile is copied next; tiles that are to be copied
+  const char* from;         // that node, if there is one
   int offset, tile_bytes;   // of the lane's first piece in a node; from a tile to the next one
   SharedPlace part, first;  // in slot 0, and the lane's first piece there
   int use = 0, last;        // slot that is used next, and the one before it
@@ -162,6 +163,7 @@ struct Ring {
   __device__ Ring(char* ring, const char* const* list, int nodes_count, int dim, int value_dim, int v0, int slots)
       : nodes(list), row_bytes(value_dim * (kWide ? 4 : 2)), count(nodes_count), last((slots - 1) * kSlotBytes) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    from = nodes[0];
     const int row = lane / kRowLanes, column = v0 + lane % kRowLanes * kLaneColumns;
     part = shared_place(ring) + warp * kPartBytes;
     first = part + (kWide ? 16 * lane : 128 * row + 16 * (lane % 8 ^ row));
@@ -174,12 +176,13 @@ struct Ring {
     return ((first + slot) ^ (i % 2 ? kSwap : 0)) + 512 * i;
   }
   __device__ __forceinline__ void copy_next(int slot) {
-    copy_pieces<kSwap>(left > 0, first + slot, nodes[node] + offset, int64_t{kPieceRows} * row_bytes);
+    copy_pieces<kSwap>(left > 0, first + slot, from + offset, int64_t{kPieceRows} * row_bytes);
     commit_copies();
     --left;
     const bool is_last = ++node >= count;
     node = is_last ? 0 : node;
     offset += is_last ? tile_bytes : 0;
+    from = nodes[node];
   }
   // The next slot that is filled; its warp sees what each lane has copied. The one before it has been read.
   template <int kCount>
@@ -247,7 +250,7 @@ __device__ __forceinline__ float load_factor(const View& view, const Sequence& s
 
 // What the rows read the nodes and each other with is made by a warp for each kind: all of them load first, and go on when
 // the keys are multiplied. What they have loaded stands in the same registers.
-constexpr int kLoaded = 6;
+constexpr int kLoaded = 10;
 
 // What the nodes are read with. A lane has an entry of the past; the oldest one is the last lane's if no level needs that.
 template <int kRows>
@@ -379,14 +382,75 @@ struct LocalLambda {
   }
 };
 
+// What the tail stores of a step of one row, as far as a lane of one warp can hold it: a piece of the values or keys, or, in
+// the last two lanes, a factor.
+struct RowStore {
+  float (&x)[kLoaded];  // the plan, and what is stored
+
+  static __device__ __forceinline__ bool stores_keys(const Inputs& in, const Step& step) {
+    const int members = static_cast<int>(in.shape.heads / in.shape.groups);
+    return step.v0 == 0 && step.head == (in.shape.head_map == LLA_HEAD_MAP_CYCLIC ? step.group : step.group * members);
+  }
+  __device__ __forceinline__ void load(const Inputs& in, const Step& step, bool aligned) {
+    const Sequence& sequence = step.sequence;
+    const int lane = threadIdx.x % 32, values = step.columns / 8;
+    const uint2* plan = reinterpret_cast<const uint2*>(sequence.tail_to_store);
+    if (sequence.tail_to_store_count > 0) {
+#pragma unroll
+      for (int i = 0; i < 3; ++i) {
+        const uint2 word = plan[i];
+        x[2 * i] = __uint_as_float(word.x), x[2 * i + 1] = __uint_as_float(word.y);
+      }
+    }
+    if (lane >= 30) {
+      const View& tensor = lane == 31 ? in.gate : in.write;
+      x[6] = tensor.present() ? load_factor(tensor, sequence, 0, step.head) : lane == 31 ? 0 : 1;
+    } else if (lane < values || stores_keys(in, step)) {
+      const bool value = lane < values;
+      const int column = 8 * (value ? lane : lane - values) + (value ? step.v0 : 0);
+      if (!value && column >= in.shape.key_dim) return;
+      const View& tensor = value ? in.v : in.k;
+      const uint4 piece =
+          load_piece(tensor.at(sequence.index, sequence.row_begin, value ? step.head : step.group), column, aligned);
+      x[6] = __uint_as_float(piece.x), x[7] = __uint_as_float(piece.y);
+      x[8] = __uint_as_float(piece.z), x[9] = __uint_as_float(piece.w);
+    }
+  }
+  // False: there is more to be stored than this.
+  __device__ __forceinline__ bool store(const Inputs& in, const Step& step, const Distances& at) const {
+    static_assert(sizeof(RowsToStore) == 24 && offsetof(RowsToStore, first) == 8);
+    const Sequence& sequence = step.sequence;
+    const int lane = threadIdx.x % 32, values = step.columns / 8, keys = static_cast<int>(in.shape.key_dim) / 8;
+    if (sequence.tail_to_store_count == 0) return true;
+    const auto word = [&](int i) { return static_cast<int64_t>(__float_as_uint(x[i])); };
+    const int64_t row = word(2) | word(3) << 32, end = word(4) | word(5) << 32;
+    if (sequence.tail_to_store_count > 1 || row != sequence.position || end != row + 1 || values + keys > 30) return false;
+    char* const to = in.state.tails.block(static_cast<int32_t>(word(0)));
+    const int ring = static_cast<int>(word(1));
+    if (lane >= 30) {
+      if (step.v0 == 0)
+        *reinterpret_cast<float*>(to + (lane == 31 ? at.gates_begin : at.writes_begin) + step.head * at.gates + 4 * ring) =
+            x[6];
+      return true;
+    }
+    const bool value = lane < values;
+    if (!value && (lane >= values + keys || !stores_keys(in, step))) return true;
+    const int64_t place = value ? at.values_begin + step.head * at.values : step.group * at.keys;
+    const int width = static_cast<int>(value ? in.shape.value_dim : in.shape.key_dim);
+    const int column = 8 * (value ? lane : lane - values) + (value ? step.v0 : 0);
+    *reinterpret_cast<uint4*>(to + place + (ring * width + column) * 2) =
+        uint4{__float_as_uint(x[6]), __float_as_uint(x[7]), __float_as_uint(x[8]), __float_as_uint(x[9])};
+    return true;
+  }
+};
+
 // By one warp: copies rows into the ring blocks of the tail, as store_rows() does.
 __device__ __forceinline__ void store_bf16_rows(const Inputs& in, const Step& step, const Rows& rows, const Distances& at,
                                                 bool aligned) {
   const Sequence& sequence = step.sequence;
   const int lane = threadIdx.x % 32, head = step.head, group = step.group, dim = static_cast<int>(in.shape.key_dim);
-  const int members = static_cast<int>(in.shape.heads / in.shape.groups), value_dim = static_cast<int>(in.shape.value_dim);
-  const bool is_first = head == (in.shape.head_map == LLA_HEAD_MAP_CYCLIC ? group : group * members);
-  const int values = step.columns / 8, parts = values + (is_first && step.v0 == 0 ? dim / 8 : 0);
+  const int value_dim = static_cast<int>(in.shape.value_dim);
+  const int values = step.columns / 8, parts = values + (RowStore::stores_keys(in, step) ? dim / 8 : 0);
   for (int64_t item = 0; item < sequence.tail_to_store_count; ++item) {
     const RowsToStore plan = sequence.tail_to_store[item];
     char* const to = in.state.tails.block(plan.block);
@@ -542,16 +606,25 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
   unsigned short* const query = reinterpret_cast<unsigned short*>(&shared + 1);  // [kRows][dk]
   const MixerShape& shape = in.shape;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  if (threadIdx.x < kRecordWords)
-    shared.record[threadIdx.x] = reinterpret_cast<const unsigned*>(in.batch.sequences + first + blockIdx.x)[threadIdx.x];
-  __syncthreads();
-  const Sequence& sequence = *reinterpret_cast<const Sequence*>(shared.record);  // as far as it has been copied
-  if (!takes_step(in.geometry, sequence)) return;
-  const int64_t chunk = sequence.position >> in.geometry.chunk.rows_log;
-  const History history(in, sequence.history, past_of(in.geometry, chunk, chunk));
   const int groups = static_cast<int>(shape.groups), members = gridDim.y;
   const int part = blockIdx.z >= shape.groups ? blockIdx.z / groups : 0, group = blockIdx.z - part * groups;
   const int head = shape.head_map == LLA_HEAD_MAP_CYCLIC ? blockIdx.y * groups + group : group * members + blockIdx.y;
+  const Sequence& record = in.batch.sequences[first + blockIdx.x];
+  const History::Ids ids(in, record.history);
+  const int64_t chunk = record.position >> in.geometry.chunk.rows_log;
+  if (threadIdx.x < kRecordWords) shared.record[threadIdx.x] = reinterpret_cast<const unsigned*>(&record)[threadIdx.x];
+  const History history(ids, past_of(in.geometry, chunk, chunk));
+  if (warp == 0) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (history.id[half] >= 0)
+        shared.node[history.rank(lane + 32 * half)] =
+            in.state.nodes.base + history.id[half] * in.state.nodes.stride + head * at.node_head;
+    }
+  }
+  __syncthreads();
+  const Sequence& sequence = *reinterpret_cast<const Sequence*>(shared.record);  // as far as it has been copied
+  if (!takes_step(in.geometry, sequence)) return;
   const int dim = static_cast<int>(shape.key_dim), value_dim = static_cast<int>(shape.value_dim), v0 = 64 * part;
   const ChunkSpan span(sequence, in.geometry.chunk, chunk);
   const Step step{
@@ -563,19 +636,22 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
       v0,
       min(value_dim - v0, 64),
       in.batch.stores && in.state.nodes.base && sequence.nodes_to_store_count > 0 && span.hi == in.geometry.chunk.rows};
-  const char** const nodes = shared.node[warp];
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    if (history.id[half] >= 0)
-      nodes[history.rank(lane + 32 * half)] =
-          in.state.nodes.base + history.id[half] * in.state.nodes.stride + head * at.node_head;
-  }
-  __syncwarp();
+  const char* const* nodes = shared.node;
 
   // The warp's rows of values and of the nodes are on their way into the ring, its keys into registers.
   const Rows rows(in, sequence, span);
   const int count = static_cast<int>(sequence.rows), s0 = 16 * warp;
   const bool reads_rows = s0 < rows.hi && s0 + 16 > rows.begin;
+  float low[4] = {}, high[4] = {};
+  KeyProduct keys;
+  keys.query = static_cast<const char*>(in.q.at(sequence.index, sequence.row_begin + min(lane / 4, count - 1), group));
+  if (reads_rows) {
+    const char* call = static_cast<const char*>(in.k.at(sequence.index, sequence.row_begin, group));
+#pragma unroll
+    for (int i = 0; i < 2; ++i)
+      keys.key[i] = rows.find<kRows>(s0 + 8 * i + lane / 4, call, in.k.row_stride, rows.tail + group * at.keys, dim);
+    keys.load(0, dim, aligned);
+  }
   Ring<kWide> ring(memory, nodes, history.count(), dim, value_dim, v0, step.folds ? kFoldSlots : kSlots);
   if (reads_rows && v0 + lane % 8 * 8 < value_dim) {
     const char* call = static_cast<const char*>(in.v.at(sequence.index, sequence.row_begin, head)) + v0 * 2;
@@ -603,28 +679,29 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
   commit_copies();
 #pragma unroll 1
   for (int slot = kSlotBytes; slot < ring.last; slot += kSlotBytes) ring.copy_next(slot);
+  if (reads_rows) {
+    keys.multiply(0, dim, low, high);
+    keys.load(32 * KeyProduct::kAtOnce, dim, aligned);
+  }
   float loaded[kLoaded] = {};
   NodeWeights<kRows> node_weights(loaded);
   RowFactors<kRows> row_factors(loaded);
   LocalLambda<kRows> local_lambda(loaded);
+  RowStore row_store{loaded};
+  bool is_stored = !in.batch.stores || in.state.tails.base == nullptr;
   if (warp == 0)
     node_weights.load(in, step, at, nodes, 0);
   else if (warp == 1)
     row_factors.load(in, step, at, rows);
   else if (warp == 2)
     local_lambda.load(in, step);
-  float low[4] = {}, high[4] = {};
-  KeyProduct keys;
-  keys.query = static_cast<const char*>(in.q.at(sequence.index, sequence.row_begin + min(lane / 4, count - 1), group));
+  else if (kRows == 1 && !is_stored)
+    row_store.load(in, step, aligned);
   if (reads_rows) {
-    const char* call = static_cast<const char*>(in.k.at(sequence.index, sequence.row_begin, group));
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-      keys.key[i] = rows.find<kRows>(s0 + 8 * i + lane / 4, call, in.k.row_stride, rows.tail + group * at.keys, dim);
 #pragma unroll 1
-    for (int c = 0; c < dim; c += 32 * KeyProduct::kAtOnce) {
-      keys.load(c, dim, aligned);
+    for (int c = 32 * KeyProduct::kAtOnce; c < dim; c += 32 * KeyProduct::kAtOnce) {
       keys.multiply(c, dim, low, high);
+      if (c + 32 * KeyProduct::kAtOnce < dim) keys.load(c + 32 * KeyProduct::kAtOnce, dim, aligned);
     }
   }
   if (warp == 0) {
@@ -633,7 +710,6 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
     row_factors.list(step, rows, shared);
   } else if (warp == 2) {
     local_lambda.list(in, step, at, shared);
-  } else {
 #pragma unroll 1
     for (int r = 0; r < kRows; ++r) {
       const void* from = in.q.at(sequence.index, sequence.row_begin + min(r, count - 1), group);
@@ -641,6 +717,8 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
       for (int i = 8 * lane; i < dim; i += 8 * 32)
         *reinterpret_cast<uint4*>(query + r * dim + i) = r < count ? load_piece(from, i, aligned) : uint4{0, 0, 0, 0};
     }
+  } else if (kRows == 1 && !is_stored) {
+    is_stored = row_store.store(in, step, at);
   }
   __syncthreads();
 
@@ -684,7 +762,7 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
       sums.add(m, c, 1, 1);
     }
   }
-  if (warp == kWarps - 1 && in.batch.stores && in.state.tails.base) store_bf16_rows(in, step, rows, at, aligned);
+  if (warp == kWarps - 1 && !is_stored) store_bf16_rows(in, step, rows, at, aligned);
   float wide[kRows][4] = {};
   auto& content = *reinterpret_cast<Content*>(memory + kFoldSlots * kSlotBytes);
   if (step.folds) {

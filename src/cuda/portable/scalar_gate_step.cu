@@ -336,7 +336,7 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 2
   const int group = static_cast<int>(number / members), head = cyclic ? number % members * groups + group : number;
   const int v0 = static_cast<int>(part) * 64;
   const int64_t chunk = sequence.position >> in.geometry.chunk.rows_log;
-  const History history(in, sequence.history, past_of(in.geometry, chunk, chunk));
+  const History history(History::Ids(in, sequence.history), past_of(in.geometry, chunk, chunk));
   if (!takes_step(in.geometry, sequence)) return;
   const ChunkSpan span(sequence, in.geometry.chunk, chunk);
   const Step step{

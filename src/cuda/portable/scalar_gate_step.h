@@ -16,15 +16,20 @@ struct History {
   int32_t id[2];  // of entries lane and lane + 32; -1: zero
   uint64_t live;  // entries that are there
 
-  __device__ History(const Inputs& in, const SlotImage& image, uint64_t past) {
-    const int lane = threadIdx.x % 32;
+  // Ids of all entries, which can be asked for before `past` is known.
+  struct Ids {
+    int32_t of[2];
+    __device__ __forceinline__ Ids(const Inputs& in, const SlotImage& image) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int level = lane + 32 * half, index = level == kOldest ? kAbsorbed : level;
-      const int32_t node =
-          in.state.nodes.base && index < kNodes ? image.node[index] : -1;  // asked for before `past` is known
-      id[half] = (past >> level) & 1 ? node : -1;
+      for (int half = 0; half < 2; ++half) {
+        const int level = threadIdx.x % 32 + 32 * half, index = level == kOldest ? kAbsorbed : level;
+        of[half] = in.state.nodes.base && index < kNodes ? image.node[index] : -1;
+      }
     }
+  };
+  __device__ __forceinline__ History(const Ids& ids, uint64_t past) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) id[half] = (past >> (threadIdx.x % 32 + 32 * half)) & 1 ? ids.of[half] : -1;
     live = __ballot_sync(kAllLanes, id[0] >= 0) | static_cast<uint64_t>(__ballot_sync(kAllLanes, id[1] >= 0)) << 32;
   }
   __device__ __forceinline__ bool has(int level) const { return (live >> level) & 1; }
