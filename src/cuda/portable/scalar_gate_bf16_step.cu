@@ -22,11 +22,15 @@ constexpr int kFoldBytes = kFoldSlots * kSlotBytes + static_cast<int>(sizeof(Con
 constexpr int kRingBytes = kSlots * kSlotBytes > kFoldBytes ? kSlots* kSlotBytes : kFoldBytes;
 constexpr int kRecordWords = offsetof(Sequence, conv_to_store) / 4;  // what steps need of a sequence's record
 
+// The call's tensors, in the order of Inputs, and the output.
+enum Tensor : int { kQuery, kKey, kValue, kGate, kWrite, kLambda, kOutput, kTensors };
+
 // Behind the ring.
 template <int kRows>
 struct alignas(16) StepShared {
   alignas(16) unsigned record[kRecordWords];
   const char* node[kNodes];     // nodes of the past, newest first
+  const char* row[kTensors];    // where the call's first row of the head or of its group begins; null: not given
   float weight[kNodes][kRows];  // λ times the decay from the node's end to the chunk's start
   float factor[64][kRows];      // of the chunk's rows: write strength times decay to the call's rows
   float lambda[8][kRows];       // of the levels inside a chunk
@@ -241,16 +245,14 @@ __device__ __forceinline__ int matrix_place() {
   return 128 * (lane % 8 + lane / 16 * 8) + 16 * (lane / 8 % 2 ^ lane % 8);
 }
 
-// An element of a factor of some head and row.
-__device__ __forceinline__ float load_factor(const View& view, const Sequence& sequence, int row, int head, int64_t i = 0) {
-  const int64_t at =
-      sequence.index * view.sequence_stride + (sequence.row_begin + row) * view.row_stride + head * view.head_stride + i;
-  return load_element(view.data, view.dtype, at);
+// An element of a factor of some row.
+__device__ __forceinline__ float load_factor(const View& view, const char* first, int row, int64_t i = 0) {
+  return load_element(first, view.dtype, row * view.row_stride + i);
 }
 
 // What the rows read the nodes and each other with is made by a warp for each kind: all of them load first, and go on when
 // the keys are multiplied. What they have loaded stands in the same registers.
-constexpr int kLoaded = 10;
+constexpr int kLoaded = 6;
 
 // What the nodes are read with. A lane has an entry of the past; the oldest one is the last lane's if no level needs that.
 template <int kRows>
@@ -264,8 +266,8 @@ struct NodeWeights {
     const int lane = threadIdx.x % 32;
     return lane == 31 && in_one(live) ? kOldest : lane + 32 * half;
   }
-  __device__ __forceinline__ void load(const Inputs& in, const Step& step, const Distances& at, const char* const* nodes,
-                                       int half) {
+  __device__ __forceinline__ void load(const Inputs& in, const Step& step, const Distances& at,
+                                       const StepShared<kRows>& shared, int half) {
     const int entry = level(step.history.live, half);
     decay = 0;
     if (!step.history.has(entry)) return;
@@ -273,12 +275,11 @@ struct NodeWeights {
     for (int r = 0; r < kRows; ++r) {
       lambda[r] = 1;
       if (in.shape.levels > 0 && r < step.sequence.rows)
-        lambda[r] = load_factor(in.lambda, step.sequence, r, step.head, entry_column(in, entry));
+        lambda[r] = load_factor(in.lambda, shared.row[kLambda], r, entry_column(in, entry));
     }
-    decay = *reinterpret_cast<const float*>(nodes[step.history.rank(entry)] + at.node_decay);
+    decay = *reinterpret_cast<const float*>(shared.node[step.history.rank(entry)] + at.node_decay);
   }
-  __device__ __forceinline__ void list(const Inputs& in, const Step& step, const Distances& at, const char* const* nodes,
-                                       StepShared<kRows>& shared) {
+  __device__ __forceinline__ void list(const Inputs& in, const Step& step, const Distances& at, StepShared<kRows>& shared) {
     const int lane = threadIdx.x % 32;
     float carry = 0;
 #pragma unroll 1
@@ -298,7 +299,7 @@ struct NodeWeights {
         for (int r = 0; r < kRows; ++r) shared.weight[rank][r] = at.scale * lambda[r] * newer;
       }
       if (half == 1 || in_one(step.history.live)) break;
-      load(in, step, at, nodes, 1);
+      load(in, step, at, shared, 1);
     }
   }
 };
@@ -311,7 +312,8 @@ struct RowFactors {
 
   explicit __device__ RowFactors(float (&x)[kLoaded]) : gate(x), write(x + 2), new_gate(x[4]), new_write(x[5]) {}
 
-  __device__ __forceinline__ void load(const Inputs& in, const Step& step, const Distances& at, const Rows& rows) {
+  __device__ __forceinline__ void load(const Inputs& in, const Step& step, const Distances& at, const Rows& rows,
+                                       const StepShared<kRows>& shared) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -324,8 +326,8 @@ struct RowFactors {
     }
     new_gate = 0, new_write = 1;
     if (lane < rows.hi - rows.lo) {
-      if (in.gate.present()) new_gate = load_factor(in.gate, step.sequence, lane, step.head);
-      if (in.write.present()) new_write = load_factor(in.write, step.sequence, lane, step.head);
+      if (in.gate.present()) new_gate = load_factor(in.gate, shared.row[kGate], lane);
+      if (in.write.present()) new_write = load_factor(in.write, shared.row[kWrite], lane);
     }
   }
   __device__ __forceinline__ void list(const Step& step, const Rows& rows, StepShared<kRows>& shared) {
@@ -369,12 +371,12 @@ struct LocalLambda {
     const int lane = threadIdx.x % 32;
     return lane / kRows <= in.geometry.chunk.rows_log && lane % kRows < step.sequence.rows;
   }
-  __device__ __forceinline__ void load(const Inputs& in, const Step& step) {
+  __device__ __forceinline__ void load(const Inputs& in, const Step& step, const StepShared<kRows>& shared) {
     const int level = threadIdx.x % 32 / kRows, r = threadIdx.x % 32 % kRows;
     lambda = 1;
     // A row has no pairs of levels above its position's bit length.
     if (is_level(in, step) && in.shape.levels > 0 && (level == 0 || (step.sequence.position + r) >> (level - 1) != 0))
-      lambda = load_factor(in.lambda, step.sequence, r, step.head, in.shape.column(level));
+      lambda = load_factor(in.lambda, shared.row[kLambda], r, in.shape.column(level));
   }
   __device__ __forceinline__ void list(const Inputs& in, const Step& step, const Distances& at,
                                        StepShared<kRows>& shared) const {
@@ -382,43 +384,25 @@ struct LocalLambda {
   }
 };
 
-// What the tail stores of a step of one row, as far as a lane of one warp can hold it: a piece of the values or keys, or, in
-// the last two lanes, a factor.
+// What the tail stores of a step of one row: a lane has a piece of the values or of the keys or, the last two, a factor.
 struct RowStore {
-  float (&x)[kLoaded];  // the plan, and what is stored
+  float (&x)[kLoaded];  // the plan
 
-  static __device__ __forceinline__ bool stores_keys(const Inputs& in, const Step& step) {
-    const int members = static_cast<int>(in.shape.heads / in.shape.groups);
-    return step.v0 == 0 && step.head == (in.shape.head_map == LLA_HEAD_MAP_CYCLIC ? step.group : step.group * members);
-  }
-  __device__ __forceinline__ void load(const Inputs& in, const Step& step, bool aligned) {
-    const Sequence& sequence = step.sequence;
-    const int lane = threadIdx.x % 32, values = step.columns / 8;
-    const uint2* plan = reinterpret_cast<const uint2*>(sequence.tail_to_store);
-    if (sequence.tail_to_store_count > 0) {
+  // By the group's first head.
+  static __device__ __forceinline__ bool stores_keys(const Step& step) { return step.v0 == 0 && blockIdx.y == 0; }
+  __device__ __forceinline__ void load(const Step& step) {
+    static_assert(sizeof(RowsToStore) == 4 * kLoaded && offsetof(RowsToStore, first) == 8);
+    const uint2* plan = reinterpret_cast<const uint2*>(step.sequence.tail_to_store);
+    if (step.sequence.tail_to_store_count == 0) return;
 #pragma unroll
-      for (int i = 0; i < 3; ++i) {
-        const uint2 word = plan[i];
-        x[2 * i] = __uint_as_float(word.x), x[2 * i + 1] = __uint_as_float(word.y);
-      }
-    }
-    if (lane >= 30) {
-      const View& tensor = lane == 31 ? in.gate : in.write;
-      x[6] = tensor.present() ? load_factor(tensor, sequence, 0, step.head) : lane == 31 ? 0 : 1;
-    } else if (lane < values || stores_keys(in, step)) {
-      const bool value = lane < values;
-      const int column = 8 * (value ? lane : lane - values) + (value ? step.v0 : 0);
-      if (!value && column >= in.shape.key_dim) return;
-      const View& tensor = value ? in.v : in.k;
-      const uint4 piece =
-          load_piece(tensor.at(sequence.index, sequence.row_begin, value ? step.head : step.group), column, aligned);
-      x[6] = __uint_as_float(piece.x), x[7] = __uint_as_float(piece.y);
-      x[8] = __uint_as_float(piece.z), x[9] = __uint_as_float(piece.w);
+    for (int i = 0; i < 3; ++i) {
+      const uint2 word = plan[i];
+      x[2 * i] = __uint_as_float(word.x), x[2 * i + 1] = __uint_as_float(word.y);
     }
   }
   // False: there is more to be stored than this.
-  __device__ __forceinline__ bool store(const Inputs& in, const Step& step, const Distances& at) const {
-    static_assert(sizeof(RowsToStore) == 24 && offsetof(RowsToStore, first) == 8);
+  __device__ __forceinline__ bool store(const Inputs& in, const Step& step, const Distances& at, const char* const* first,
+                                        bool aligned) const {
     const Sequence& sequence = step.sequence;
     const int lane = threadIdx.x % 32, values = step.columns / 8, keys = static_cast<int>(in.shape.key_dim) / 8;
     if (sequence.tail_to_store_count == 0) return true;
@@ -428,29 +412,31 @@ struct RowStore {
     char* const to = in.state.tails.block(static_cast<int32_t>(word(0)));
     const int ring = static_cast<int>(word(1));
     if (lane >= 30) {
+      const char* from = first[lane == 31 ? kGate : kWrite];
+      const float factor = from ? load_element(from, lane == 31 ? in.gate.dtype : in.write.dtype, 0) : lane == 31 ? 0 : 1;
       if (step.v0 == 0)
         *reinterpret_cast<float*>(to + (lane == 31 ? at.gates_begin : at.writes_begin) + step.head * at.gates + 4 * ring) =
-            x[6];
+            factor;
       return true;
     }
     const bool value = lane < values;
-    if (!value && (lane >= values + keys || !stores_keys(in, step))) return true;
+    if (!value && (lane >= values + keys || !stores_keys(step))) return true;
     const int64_t place = value ? at.values_begin + step.head * at.values : step.group * at.keys;
-    const int width = static_cast<int>(value ? in.shape.value_dim : in.shape.key_dim);
-    const int column = 8 * (value ? lane : lane - values) + (value ? step.v0 : 0);
-    *reinterpret_cast<uint4*>(to + place + (ring * width + column) * 2) =
-        uint4{__float_as_uint(x[6]), __float_as_uint(x[7]), __float_as_uint(x[8]), __float_as_uint(x[9])};
+    const int width = static_cast<int>(value ? in.shape.value_dim : in.shape.key_dim),
+              column = 8 * (value ? lane : lane - values);
+    *reinterpret_cast<uint4*>(to + place + (ring * width + column + (value ? step.v0 : 0)) * 2) =
+        load_piece(first[value ? kValue : kKey], column, aligned);
     return true;
   }
 };
 
 // By one warp: copies rows into the ring blocks of the tail, as store_rows() does.
 __device__ __forceinline__ void store_bf16_rows(const Inputs& in, const Step& step, const Rows& rows, const Distances& at,
-                                                bool aligned) {
+                                                const char* const* first, bool aligned) {
   const Sequence& sequence = step.sequence;
   const int lane = threadIdx.x % 32, head = step.head, group = step.group, dim = static_cast<int>(in.shape.key_dim);
   const int value_dim = static_cast<int>(in.shape.value_dim);
-  const int values = step.columns / 8, parts = values + (RowStore::stores_keys(in, step) ? dim / 8 : 0);
+  const int values = step.columns / 8, parts = values + (RowStore::stores_keys(step) ? dim / 8 : 0);
   for (int64_t item = 0; item < sequence.tail_to_store_count; ++item) {
     const RowsToStore plan = sequence.tail_to_store[item];
     char* const to = in.state.tails.block(plan.block);
@@ -467,9 +453,9 @@ __device__ __forceinline__ void store_bf16_rows(const Inputs& in, const Step& st
         const int64_t place = value ? at.values_begin + head * at.values : group * at.keys;
         const int width = value ? value_dim : dim;
         const View& tensor = value ? in.v : in.k;
-        const uint4 x =
-            is_new ? load_piece(tensor.at(sequence.index, sequence.row_begin + row, value ? head : group), column, aligned)
-                   : load_piece(rows.tail + place, from_ring * width + column, true);
+        const uint4 x = is_new ? load_piece(first[value ? kValue : kKey] + row * tensor.row_stride * 2,
+                                            column - (value ? step.v0 : 0), aligned)
+                               : load_piece(rows.tail + place, from_ring * width + column, true);
         *reinterpret_cast<uint4*>(to + place + (ring * width + column) * 2) = x;
       }
       if (step.v0 != 0 || lane < 30) continue;
@@ -480,7 +466,7 @@ __device__ __forceinline__ void store_bf16_rows(const Inputs& in, const Step& st
       if (!is_new)
         x = *reinterpret_cast<const float*>(rows.tail + place + 4 * from_ring);
       else if (tensor.present())
-        x = load_factor(tensor, sequence, row, head);
+        x = load_factor(tensor, first[is_gate ? kGate : kWrite], row);
       *reinterpret_cast<float*>(to + place + 4 * ring) = x;
     }
   }
@@ -599,8 +585,8 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
 // One block: one step of one head, 64 columns of values. Blocks run along sequences, heads of a group, groups and columns.
 template <int kRows, bool kWide>
 __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
-    step_bf16_rows(const __grid_constant__ Inputs in, const __grid_constant__ Distances at, const View y, int64_t first,
-                   bool aligned) {
+    step_bf16_rows(const __grid_constant__ Inputs in, const __grid_constant__ Distances at, const __grid_constant__ View y,
+                   int64_t first, bool aligned) {
   char* const memory = shared_memory();
   auto& shared = *reinterpret_cast<StepShared<kRows>*>(memory + kRingBytes);
   unsigned short* const query = reinterpret_cast<unsigned short*>(&shared + 1);  // [kRows][dk]
@@ -609,6 +595,7 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
   const int groups = static_cast<int>(shape.groups), members = gridDim.y;
   const int part = blockIdx.z >= shape.groups ? blockIdx.z / groups : 0, group = blockIdx.z - part * groups;
   const int head = shape.head_map == LLA_HEAD_MAP_CYCLIC ? blockIdx.y * groups + group : group * members + blockIdx.y;
+  const int dim = static_cast<int>(shape.key_dim), value_dim = static_cast<int>(shape.value_dim), v0 = 64 * part;
   const Sequence& record = in.batch.sequences[first + blockIdx.x];
   const History::Ids ids(in, record.history);
   const int64_t chunk = record.position >> in.geometry.chunk.rows_log;
@@ -622,10 +609,16 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
             in.state.nodes.base + history.id[half] * in.state.nodes.stride + head * at.node_head;
     }
   }
+  if (warp == 1 && lane < kTensors) {
+    const View& view = lane == kOutput ? y : (&in.q)[lane];
+    const int64_t row = record.index * view.sequence_stride + record.row_begin * view.row_stride +
+                        (lane <= kKey ? group : head) * view.head_stride + (lane == kValue || lane == kOutput ? v0 : 0);
+    shared.row[lane] =
+        view.present() ? static_cast<const char*>(view.data) + row * (view.dtype == LLA_F32 ? 4 : 2) : nullptr;
+  }
   __syncthreads();
   const Sequence& sequence = *reinterpret_cast<const Sequence*>(shared.record);  // as far as it has been copied
   if (!takes_step(in.geometry, sequence)) return;
-  const int dim = static_cast<int>(shape.key_dim), value_dim = static_cast<int>(shape.value_dim), v0 = 64 * part;
   const ChunkSpan span(sequence, in.geometry.chunk, chunk);
   const Step step{
       sequence,
@@ -644,9 +637,9 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
   const bool reads_rows = s0 < rows.hi && s0 + 16 > rows.begin;
   float low[4] = {}, high[4] = {};
   KeyProduct keys;
-  keys.query = static_cast<const char*>(in.q.at(sequence.index, sequence.row_begin + min(lane / 4, count - 1), group));
+  keys.query = shared.row[kQuery] + (kRows == 1 ? 0 : min(lane / 4, count - 1) * in.q.row_stride * 2);
   if (reads_rows) {
-    const char* call = static_cast<const char*>(in.k.at(sequence.index, sequence.row_begin, group));
+    const char* call = shared.row[kKey];
 #pragma unroll
     for (int i = 0; i < 2; ++i)
       keys.key[i] = rows.find<kRows>(s0 + 8 * i + lane / 4, call, in.k.row_stride, rows.tail + group * at.keys, dim);
@@ -654,7 +647,7 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
   }
   Ring<kWide> ring(memory, nodes, history.count(), dim, value_dim, v0, step.folds ? kFoldSlots : kSlots);
   if (reads_rows && v0 + lane % 8 * 8 < value_dim) {
-    const char* call = static_cast<const char*>(in.v.at(sequence.index, sequence.row_begin, head)) + v0 * 2;
+    const char* call = shared.row[kValue];
     const char* tail = rows.tail + (rows.begin < rows.lo ? at.values_begin + head * at.values + v0 * 2 : 0);
     const int place = 128 * (lane / 8) + 16 * (lane % 8 ^ lane / 8);
     char* const to = memory + warp * kPartBytes;
@@ -690,13 +683,13 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
   RowStore row_store{loaded};
   bool is_stored = !in.batch.stores || in.state.tails.base == nullptr;
   if (warp == 0)
-    node_weights.load(in, step, at, nodes, 0);
+    node_weights.load(in, step, at, shared, 0);
   else if (warp == 1)
-    row_factors.load(in, step, at, rows);
+    row_factors.load(in, step, at, rows, shared);
   else if (warp == 2)
-    local_lambda.load(in, step);
+    local_lambda.load(in, step, shared);
   else if (kRows == 1 && !is_stored)
-    row_store.load(in, step, aligned);
+    row_store.load(step);
   if (reads_rows) {
 #pragma unroll 1
     for (int c = 32 * KeyProduct::kAtOnce; c < dim; c += 32 * KeyProduct::kAtOnce) {
@@ -705,20 +698,20 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
     }
   }
   if (warp == 0) {
-    node_weights.list(in, step, at, nodes, shared);
+    node_weights.list(in, step, at, shared);
   } else if (warp == 1) {
     row_factors.list(step, rows, shared);
   } else if (warp == 2) {
     local_lambda.list(in, step, at, shared);
 #pragma unroll 1
     for (int r = 0; r < kRows; ++r) {
-      const void* from = in.q.at(sequence.index, sequence.row_begin + min(r, count - 1), group);
+      const char* from = shared.row[kQuery] + min(r, count - 1) * in.q.row_stride * 2;
 #pragma unroll 1
       for (int i = 8 * lane; i < dim; i += 8 * 32)
         *reinterpret_cast<uint4*>(query + r * dim + i) = r < count ? load_piece(from, i, aligned) : uint4{0, 0, 0, 0};
     }
   } else if (kRows == 1 && !is_stored) {
-    is_stored = row_store.store(in, step, at);
+    is_stored = row_store.store(in, step, at, shared.row, aligned);
   }
   __syncthreads();
 
@@ -762,7 +755,7 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
       sums.add(m, c, 1, 1);
     }
   }
-  if (warp == kWarps - 1 && !is_stored) store_bf16_rows(in, step, rows, at, aligned);
+  if (warp == kWarps - 1 && !is_stored) store_bf16_rows(in, step, rows, at, shared.row, aligned);
   float wide[kRows][4] = {};
   auto& content = *reinterpret_cast<Content*>(memory + kFoldSlots * kSlotBytes);
   if (step.folds) {
@@ -793,7 +786,7 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
     float total = 0;
 #pragma unroll
     for (int n = 0; n < (kWide ? 2 : 1) * kWarps; ++n) total += part_of(n % kWarps, n / kWarps)[r][c];
-    put_element(y.at(sequence.index, sequence.row_begin + r, head), y.dtype, v0 + c, total, y.accumulate);
+    put_element(const_cast<char*>(shared.row[kOutput]), y.dtype, r * y.row_stride + c, total, y.accumulate);
   }
 }
 
