@@ -195,9 +195,9 @@ int32_t load_backward();
 // Whether a sequence appends few rows to one chunk. Its own rows alone decide, so that its bits do not depend on the batch.
 constexpr int kStepRows = 4;
 LLA_HOST_DEVICE inline bool takes_step(const Geometry& geometry, const Sequence& sequence) {
-  const int shift = geometry.chunk.rows_log;
+  const int rows = geometry.chunk.rows;
   return geometry.chunk.ratio_log == 0 && !sequence.padding && sequence.rows > 0 && sequence.rows <= kStepRows &&
-         sequence.position >> shift == (sequence.position + sequence.rows - 1) >> shift;
+         (sequence.position & (rows - 1)) + sequence.rows <= rows;
 }
 
 LLA_HOST_DEVICE inline int64_t tiles_of(int64_t size) { return (size + kTile - 1) / kTile; }

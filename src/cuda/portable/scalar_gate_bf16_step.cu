@@ -16,7 +16,7 @@ namespace {
 
 // The ring: in each slot every warp has a part of its own, 16 rows of 64 bf16 columns or 8 of fp32 ones.
 constexpr int kPartBytes = 2048, kSlotBytes = kWarps * kPartBytes;
-constexpr int kSlots = 5, kFoldSlots = 3;  // a step that completes a chunk makes its content in the place of the last ones
+constexpr int kSlots = 6, kFoldSlots = 4;  // a step that completes a chunk makes its content in the place of the last ones
 using Content = ContentShared<false>;
 constexpr int kFoldBytes = kFoldSlots * kSlotBytes + static_cast<int>(sizeof(Content));
 constexpr int kRingBytes = kSlots * kSlotBytes > kFoldBytes ? kSlots* kSlotBytes : kFoldBytes;
@@ -105,7 +105,7 @@ __device__ __forceinline__ uint4 load_piece(const void* row, int column, bool al
 // 2). A lane's 16 bytes of a row are the operands of two products; in which order elements are added up does not matter, as
 // long as it is the same for both operands.
 struct KeyProduct {
-  static constexpr int kAtOnce = 2;  // pieces of a row: each 32 columns in the lanes that share it
+  static constexpr int kAtOnce = 4;  // pieces of a row: each 32 columns in the lanes that share it
   const char *query, *key[2];
   uint4 q[kAtOnce], k[2][kAtOnce];
 
@@ -245,9 +245,30 @@ __device__ __forceinline__ int matrix_place() {
   return 128 * (lane % 8 + lane / 16 * 8) + 16 * (lane / 8 % 2 ^ lane % 8);
 }
 
+// Bits of an element of 2 or 4 bytes, or 0 where there is none: no branch, after which the loaded bits would be waited for.
+__device__ __forceinline__ float load_bits(bool go, const char* from, int size = 4) {
+#if defined(LLA_CUDA_EMULATED)
+  if (!go) return 0;
+  return __uint_as_float(size == 4 ? *reinterpret_cast<const unsigned*>(from)
+                                   : *reinterpret_cast<const unsigned short*>(from));
+#else
+  unsigned bits;
+  asm volatile(
+      "{\n.reg .pred p, q;\nsetp.eq.s32 p, %2, 4;\nsetp.eq.s32 q, %2, 2;\nmov.b32 %0, 0;\n"
+      "@p ld.global.u32 %0, [%1];\n@q ld.global.u16 %0, [%1];\n}"
+      : "=&r"(bits)
+      : "l"(from), "r"(go ? size : 0));
+  return __uint_as_float(bits);
+#endif
+}
+__device__ __forceinline__ int size_of(const View& view) { return view.dtype == LLA_F32 ? 4 : 2; }
 // An element of a factor of some row.
-__device__ __forceinline__ float load_factor(const View& view, const char* first, int row, int64_t i = 0) {
-  return load_element(first, view.dtype, row * view.row_stride + i);
+__device__ __forceinline__ float load_factor_bits(bool go, const View& view, const char* first, int row, int i = 0) {
+  return load_bits(go, first + (row * view.row_stride + i) * size_of(view), size_of(view));
+}
+__device__ __forceinline__ float factor_of(float bits, const View& view) {
+  const unsigned x = __float_as_uint(bits);
+  return view.dtype == LLA_F32 ? bits : view.dtype == LLA_BF16 ? from_bf16(x) : from_f16(x);
 }
 
 // What the rows read the nodes and each other with is made by a warp for each kind: all of them load first, and go on when
@@ -269,15 +290,13 @@ struct NodeWeights {
   __device__ __forceinline__ void load(const Inputs& in, const Step& step, const Distances& at,
                                        const StepShared<kRows>& shared, int half) {
     const int entry = level(step.history.live, half);
-    decay = 0;
-    if (!step.history.has(entry)) return;
+    const bool is_live = step.history.has(entry);
+    const int column = static_cast<int>(entry_column(in, entry));
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      lambda[r] = 1;
-      if (in.shape.levels > 0 && r < step.sequence.rows)
-        lambda[r] = load_factor(in.lambda, shared.row[kLambda], r, entry_column(in, entry));
-    }
-    decay = *reinterpret_cast<const float*>(shared.node[step.history.rank(entry)] + at.node_decay);
+    for (int r = 0; r < kRows; ++r)
+      lambda[r] = load_factor_bits(is_live && in.shape.levels > 0 && r < step.sequence.rows, in.lambda, shared.row[kLambda],
+                                   r, column);
+    decay = load_bits(is_live, shared.node[is_live ? step.history.rank(entry) : 0] + at.node_decay);
   }
   __device__ __forceinline__ void list(const Inputs& in, const Step& step, const Distances& at, StepShared<kRows>& shared) {
     const int lane = threadIdx.x % 32;
@@ -296,7 +315,8 @@ struct NodeWeights {
       if (step.history.has(entry)) {
         if (step.folds) shared.past[rank] = decay;
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) shared.weight[rank][r] = at.scale * lambda[r] * newer;
+        for (int r = 0; r < kRows; ++r)
+          shared.weight[rank][r] = at.scale * (in.shape.levels > 0 ? factor_of(lambda[r], in.lambda) : 1) * newer;
       }
       if (half == 1 || in_one(step.history.live)) break;
       load(in, step, at, shared, 1);
@@ -318,20 +338,19 @@ struct RowFactors {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = lane + 32 * half;
-      gate[half] = write[half] = 0;
-      if (r < rows.begin || r >= rows.lo) continue;
-      const char* from = rows.tail + at.gates_begin + step.head * at.gates + 4 * rows.ring(r);
-      gate[half] = *reinterpret_cast<const float*>(from);
-      write[half] = *reinterpret_cast<const float*>(from + at.writes_begin - at.gates_begin);
+      const bool is_there = r >= rows.begin && r < rows.lo;
+      const char* from = rows.tail + (is_there ? at.gates_begin + step.head * at.gates + 4 * rows.ring(r) : 0);
+      gate[half] = load_bits(is_there, from);
+      write[half] = load_bits(is_there, from + (is_there ? at.writes_begin - at.gates_begin : 0));
     }
-    new_gate = 0, new_write = 1;
-    if (lane < rows.hi - rows.lo) {
-      if (in.gate.present()) new_gate = load_factor(in.gate, shared.row[kGate], lane);
-      if (in.write.present()) new_write = load_factor(in.write, shared.row[kWrite], lane);
-    }
+    const bool is_new = lane < rows.hi - rows.lo;
+    new_gate = load_factor_bits(is_new && in.gate.present(), in.gate, shared.row[kGate], lane);
+    new_write = load_factor_bits(is_new && in.write.present(), in.write, shared.row[kWrite], lane);
   }
-  __device__ __forceinline__ void list(const Step& step, const Rows& rows, StepShared<kRows>& shared) {
+  __device__ __forceinline__ void list(const Inputs& in, const Step& step, const Rows& rows, StepShared<kRows>& shared) {
     const int lane = threadIdx.x % 32;
+    new_gate = in.gate.present() ? factor_of(new_gate, in.gate) : 0;
+    new_write = in.write.present() ? factor_of(new_write, in.write) : 1;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = lane + 32 * half;
@@ -373,14 +392,16 @@ struct LocalLambda {
   }
   __device__ __forceinline__ void load(const Inputs& in, const Step& step, const StepShared<kRows>& shared) {
     const int level = threadIdx.x % 32 / kRows, r = threadIdx.x % 32 % kRows;
-    lambda = 1;
     // A row has no pairs of levels above its position's bit length.
-    if (is_level(in, step) && in.shape.levels > 0 && (level == 0 || (step.sequence.position + r) >> (level - 1) != 0))
-      lambda = load_factor(in.lambda, shared.row[kLambda], r, in.shape.column(level));
+    const bool go =
+        is_level(in, step) && in.shape.levels > 0 && (level == 0 || (step.sequence.position + r) >> (level - 1) != 0);
+    lambda = load_factor_bits(go, in.lambda, shared.row[kLambda], r, static_cast<int>(in.shape.column(level)));
   }
   __device__ __forceinline__ void list(const Inputs& in, const Step& step, const Distances& at,
                                        StepShared<kRows>& shared) const {
-    if (is_level(in, step)) shared.lambda[threadIdx.x % 32 / kRows][threadIdx.x % 32 % kRows] = at.scale * lambda;
+    if (is_level(in, step))
+      shared.lambda[threadIdx.x % 32 / kRows][threadIdx.x % 32 % kRows] =
+          at.scale * (in.shape.levels > 0 ? factor_of(lambda, in.lambda) : 1);
   }
 };
 
@@ -389,16 +410,13 @@ struct RowStore {
   float (&x)[kLoaded];  // the plan
 
   // By the group's first head.
-  static __device__ __forceinline__ bool stores_keys(const Step& step) { return step.v0 == 0 && blockIdx.y == 0; }
+  static __device__ __forceinline__ bool stores_keys(const Step& step) { return step.v0 == 0 && blockIdx.x == 0; }
   __device__ __forceinline__ void load(const Step& step) {
     static_assert(sizeof(RowsToStore) == 4 * kLoaded && offsetof(RowsToStore, first) == 8);
-    const uint2* plan = reinterpret_cast<const uint2*>(step.sequence.tail_to_store);
-    if (step.sequence.tail_to_store_count == 0) return;
+    const char* plan = reinterpret_cast<const char*>(step.sequence.tail_to_store);
 #pragma unroll
-    for (int i = 0; i < 3; ++i) {
-      const uint2 word = plan[i];
-      x[2 * i] = __uint_as_float(word.x), x[2 * i + 1] = __uint_as_float(word.y);
-    }
+    for (int i = 0; i < kLoaded; ++i)
+      x[i] = load_bits(step.sequence.tail_to_store_count > 0, plan + (step.sequence.tail_to_store_count > 0 ? 4 * i : 0));
   }
   // False: there is more to be stored than this.
   __device__ __forceinline__ bool store(const Inputs& in, const Step& step, const Distances& at, const char* const* first,
@@ -466,7 +484,7 @@ __device__ __forceinline__ void store_bf16_rows(const Inputs& in, const Step& st
       if (!is_new)
         x = *reinterpret_cast<const float*>(rows.tail + place + 4 * from_ring);
       else if (tensor.present())
-        x = load_factor(tensor, first[is_gate ? kGate : kWrite], row);
+        x = load_element(first[is_gate ? kGate : kWrite], tensor.dtype, row * tensor.row_stride);
       *reinterpret_cast<float*>(to + place + 4 * ring) = x;
     }
   }
@@ -582,21 +600,23 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
   }
 }
 
-// One block: one step of one head, 64 columns of values. Blocks run along sequences, heads of a group, groups and columns.
+// One block: one step of one head, 64 columns of values. Blocks run along heads of a group, groups and columns, sequences:
+// what heads share is near.
 template <int kRows, bool kWide>
-__global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
+__global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 4)
     step_bf16_rows(const __grid_constant__ Inputs in, const __grid_constant__ Distances at, const __grid_constant__ View y,
-                   int64_t first, bool aligned) {
+                   int64_t first, bool rows_aligned) {
   char* const memory = shared_memory();
   auto& shared = *reinterpret_cast<StepShared<kRows>*>(memory + kRingBytes);
   unsigned short* const query = reinterpret_cast<unsigned short*>(&shared + 1);  // [kRows][dk]
   const MixerShape& shape = in.shape;
+  const bool aligned = kRows == 1 || rows_aligned;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const int groups = static_cast<int>(shape.groups), members = gridDim.y;
-  const int part = blockIdx.z >= shape.groups ? blockIdx.z / groups : 0, group = blockIdx.z - part * groups;
-  const int head = shape.head_map == LLA_HEAD_MAP_CYCLIC ? blockIdx.y * groups + group : group * members + blockIdx.y;
+  const int groups = static_cast<int>(shape.groups), members = gridDim.x;
+  const int part = blockIdx.y >= shape.groups ? blockIdx.y / groups : 0, group = blockIdx.y - part * groups;
+  const int head = shape.head_map == LLA_HEAD_MAP_CYCLIC ? blockIdx.x * groups + group : group * members + blockIdx.x;
   const int dim = static_cast<int>(shape.key_dim), value_dim = static_cast<int>(shape.value_dim), v0 = 64 * part;
-  const Sequence& record = in.batch.sequences[first + blockIdx.x];
+  const Sequence& record = in.batch.sequences[first + blockIdx.z];
   const History::Ids ids(in, record.history);
   const int64_t chunk = record.position >> in.geometry.chunk.rows_log;
   if (threadIdx.x < kRecordWords) shared.record[threadIdx.x] = reinterpret_cast<const unsigned*>(&record)[threadIdx.x];
@@ -619,7 +639,8 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
   __syncthreads();
   const Sequence& sequence = *reinterpret_cast<const Sequence*>(shared.record);  // as far as it has been copied
   if (!takes_step(in.geometry, sequence)) return;
-  const ChunkSpan span(sequence, in.geometry.chunk, chunk);
+  const int lo = static_cast<int>(sequence.position) & (in.geometry.chunk.rows - 1);
+  const ChunkSpan span(sequence.position - lo, lo, lo + static_cast<int>(sequence.rows));
   const Step step{
       sequence,
       span,
@@ -676,7 +697,7 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
     keys.multiply(0, dim, low, high);
     keys.load(32 * KeyProduct::kAtOnce, dim, aligned);
   }
-  float loaded[kLoaded] = {};
+  float loaded[kLoaded];
   NodeWeights<kRows> node_weights(loaded);
   RowFactors<kRows> row_factors(loaded);
   LocalLambda<kRows> local_lambda(loaded);
@@ -700,7 +721,7 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
   if (warp == 0) {
     node_weights.list(in, step, at, shared);
   } else if (warp == 1) {
-    row_factors.list(step, rows, shared);
+    row_factors.list(in, step, rows, shared);
   } else if (warp == 2) {
     local_lambda.list(in, step, at, shared);
 #pragma unroll 1
@@ -790,20 +811,25 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 5)
   }
 }
 
-template <int kRows, bool kWide>
-int32_t launch_rows(const Inputs& in, const View& y, void* stream) {
+// Whether rows of the call can be read in pieces of 16 bytes.
+bool are_aligned(const Inputs& in) {
   bool aligned = true;
   for (const View* view : {&in.q, &in.k, &in.v}) {
     for (const int64_t stride : {view->sequence_stride, view->row_stride, view->head_stride}) aligned &= stride % 8 == 0;
     aligned &= (reinterpret_cast<uintptr_t>(view->data) & 15) == 0;
   }
+  return aligned;
+}
+
+template <int kRows, bool kWide>
+int32_t launch_rows(const Inputs& in, const View& y, bool aligned, void* stream) {
   const MixerShape& shape = in.shape;
   const int64_t bytes = sizeof(StepShared<kRows>) + kRingBytes + shape.key_dim * kRows * 2;
   int32_t status = LLA_OK;
-  for (int64_t first = 0; first < in.batch.count && status == LLA_OK; first += kMostBlocks) {
-    const Grid grid{static_cast<unsigned>(min(in.batch.count - first, kMostBlocks)),
-                    static_cast<unsigned>(shape.heads / shape.groups),
-                    static_cast<unsigned>(shape.groups * tiles_of(shape.value_dim))};
+  for (int64_t first = 0; first < in.batch.count && status == LLA_OK; first += kMostBlocksAcross) {
+    const Grid grid{static_cast<unsigned>(shape.heads / shape.groups),
+                    static_cast<unsigned>(shape.groups * tiles_of(shape.value_dim)),
+                    static_cast<unsigned>(min(in.batch.count - first, kMostBlocksAcross))};
     status = launch_grid(step_bf16_rows<kRows, kWide>, grid, kThreads, static_cast<size_t>(bytes), stream, in, Distances(in),
                          y, first, aligned);
   }
@@ -817,13 +843,15 @@ bool takes_bf16_steps(const Inputs& in) {
   if (in.exact() || shape.key_dim % 32 != 0 || shape.value_dim % 8 != 0) return false;
   if (in.state.nodes.base && in.state.node_layout.dtype != LLA_BF16 && in.state.node_layout.dtype != LLA_F32) return false;
   if (in.state.tails.base && in.state.tail_layout.dtype != LLA_BF16) return false;
-  return shape.heads / shape.groups <= kMostBlocksAcross && shape.groups * tiles_of(shape.value_dim) <= kMostBlocksAcross;
+  return shape.heads <= kMostBlocks && shape.groups * tiles_of(shape.value_dim) <= kMostBlocksAcross;
 }
 
+// A row has the same bits in either kernel; that for one row knows only aligned rows.
 int32_t launch_bf16_steps(const Inputs& in, const View& y, void* stream) {
-  const bool wide = in.state.nodes.base && in.state.node_layout.dtype == LLA_F32;
-  if (in.batch.most_rows <= 1) return wide ? launch_rows<1, true>(in, y, stream) : launch_rows<1, false>(in, y, stream);
-  return wide ? launch_rows<kStepRows, true>(in, y, stream) : launch_rows<kStepRows, false>(in, y, stream);
+  const bool wide = in.state.nodes.base && in.state.node_layout.dtype == LLA_F32, aligned = are_aligned(in);
+  if (in.batch.most_rows <= 1 && aligned)
+    return wide ? launch_rows<1, true>(in, y, true, stream) : launch_rows<1, false>(in, y, true, stream);
+  return wide ? launch_rows<kStepRows, true>(in, y, aligned, stream) : launch_rows<kStepRows, false>(in, y, aligned, stream);
 }
 
 int32_t load_bf16_steps() {
