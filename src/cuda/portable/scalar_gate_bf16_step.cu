@@ -245,42 +245,56 @@ __device__ __forceinline__ int matrix_place() {
   return 128 * (lane % 8 + lane / 16 * 8) + 16 * (lane / 8 % 2 ^ lane % 8);
 }
 
-// Bits of an element of 2 or 4 bytes, or 0 where there is none: no branch, after which the loaded bits would be waited for.
-__device__ __forceinline__ float load_bits(bool go, const char* from, int size = 4) {
+// Bits of 4 or of 2 bytes, or 0 where there is nothing: no branch, after which they would be waited for.
+__device__ __forceinline__ float load_word(bool go, const char* from) {
 #if defined(LLA_CUDA_EMULATED)
-  if (!go) return 0;
-  return __uint_as_float(size == 4 ? *reinterpret_cast<const unsigned*>(from)
-                                   : *reinterpret_cast<const unsigned short*>(from));
+  return go ? *reinterpret_cast<const float*>(from) : 0;
 #else
   unsigned bits;
-  asm volatile(
-      "{\n.reg .pred p, q;\nsetp.eq.s32 p, %2, 4;\nsetp.eq.s32 q, %2, 2;\nmov.b32 %0, 0;\n"
-      "@p ld.global.u32 %0, [%1];\n@q ld.global.u16 %0, [%1];\n}"
-      : "=&r"(bits)
-      : "l"(from), "r"(go ? size : 0));
+  asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.global.u32 %0, [%1];\n}"
+               : "=&r"(bits)
+               : "l"(from), "r"(static_cast<int>(go)));
   return __uint_as_float(bits);
 #endif
 }
-__device__ __forceinline__ int size_of(const View& view) { return view.dtype == LLA_F32 ? 4 : 2; }
-// An element of a factor of some row.
-__device__ __forceinline__ float load_factor_bits(bool go, const View& view, const char* first, int row, int i = 0) {
-  return load_bits(go, first + (row * view.row_stride + i) * size_of(view), size_of(view));
+__device__ __forceinline__ float load_half(bool go, const char* from) {
+#if defined(LLA_CUDA_EMULATED)
+  return __uint_as_float(go ? *reinterpret_cast<const unsigned short*>(from) : 0);
+#else
+  unsigned bits;
+  asm volatile("{\n.reg .pred p;\nsetp.ne.s32 p, %2, 0;\nmov.b32 %0, 0;\n@p ld.global.u16 %0, [%1];\n}"
+               : "=&r"(bits)
+               : "l"(from), "r"(static_cast<int>(go)));
+  return __uint_as_float(bits);
+#endif
 }
-__device__ __forceinline__ float factor_of(float bits, const View& view) {
-  const unsigned x = __float_as_uint(bits);
-  return view.dtype == LLA_F32 ? bits : view.dtype == LLA_BF16 ? from_bf16(x) : from_f16(x);
-}
+// An element of a factor of some row, of either size; a register for each, so that neither load waits for the other.
+struct Factor {
+  float &word, &half;
+
+  __device__ __forceinline__ void load(bool go, const View& view, const char* first, int row, int i = 0) const {
+    const bool is_word = view.dtype == LLA_F32;
+    const char* from = first + (row * view.row_stride + i) * (is_word ? 4 : 2);
+    word = load_word(go && is_word, from);
+    half = load_half(go && !is_word, from);
+  }
+  __device__ __forceinline__ float value(const View& view) const {
+    const unsigned bits = __float_as_uint(half);
+    return view.dtype == LLA_F32 ? word : view.dtype == LLA_BF16 ? from_bf16(bits) : from_f16(bits);
+  }
+};
 
 // What the rows read the nodes and each other with is made by a warp for each kind: all of them load first, and go on when
 // the keys are multiplied. What they have loaded stands in the same registers.
-constexpr int kLoaded = 6;
+constexpr int kLoaded = 9;
 
 // What the nodes are read with. A lane has an entry of the past; the oldest one is the last lane's if no level needs that.
 template <int kRows>
 struct NodeWeights {
-  float &decay, *lambda;
+  float (&x)[kLoaded];
 
-  explicit __device__ NodeWeights(float (&x)[kLoaded]) : decay(x[0]), lambda(x + 1) {}
+  __device__ __forceinline__ float& decay() const { return x[0]; }
+  __device__ __forceinline__ Factor lambda(int r) const { return {x[1 + 2 * r], x[2 + 2 * r]}; }
 
   static __device__ __forceinline__ bool in_one(uint64_t live) { return (live << 1 >> 32) == 0; }
   static __device__ __forceinline__ int level(uint64_t live, int half) {
@@ -294,9 +308,8 @@ struct NodeWeights {
     const int column = static_cast<int>(entry_column(in, entry));
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
-      lambda[r] = load_factor_bits(is_live && in.shape.levels > 0 && r < step.sequence.rows, in.lambda, shared.row[kLambda],
-                                   r, column);
-    decay = load_bits(is_live, shared.node[is_live ? step.history.rank(entry) : 0] + at.node_decay);
+      lambda(r).load(is_live && in.shape.levels > 0 && r < step.sequence.rows, in.lambda, shared.row[kLambda], r, column);
+    decay() = load_word(is_live, shared.node[is_live ? step.history.rank(entry) : 0] + at.node_decay);
   }
   __device__ __forceinline__ void list(const Inputs& in, const Step& step, const Distances& at, StepShared<kRows>& shared) {
     const int lane = threadIdx.x % 32;
@@ -304,7 +317,7 @@ struct NodeWeights {
 #pragma unroll 1
     for (int half = 0;; ++half) {
       const int entry = level(step.history.live, half), rank = step.history.rank(entry);
-      float sum = decay;  // of this and the newer ones
+      float sum = decay();  // of this and the newer ones
 #pragma unroll
       for (int d = 1; d < 32; d *= 2) {
         const float other = __shfl_up_sync(kAllLanes, sum, d);
@@ -313,10 +326,10 @@ struct NodeWeights {
       const float before = __shfl_up_sync(kAllLanes, sum, 1), newer = decay_of(lane == 0 ? carry : carry + before);
       carry += __shfl_sync(kAllLanes, sum, 31);
       if (step.history.has(entry)) {
-        if (step.folds) shared.past[rank] = decay;
+        if (step.folds) shared.past[rank] = decay();
 #pragma unroll
         for (int r = 0; r < kRows; ++r)
-          shared.weight[rank][r] = at.scale * (in.shape.levels > 0 ? factor_of(lambda[r], in.lambda) : 1) * newer;
+          shared.weight[rank][r] = at.scale * (in.shape.levels > 0 ? lambda(r).value(in.lambda) : 1) * newer;
       }
       if (half == 1 || in_one(step.history.live)) break;
       load(in, step, at, shared, 1);
@@ -328,9 +341,12 @@ struct NodeWeights {
 // whether row i comes alone or with others.
 template <int kRows>
 struct RowFactors {
-  float *gate, *write, &new_gate, &new_write;
+  float (&x)[kLoaded];
 
-  explicit __device__ RowFactors(float (&x)[kLoaded]) : gate(x), write(x + 2), new_gate(x[4]), new_write(x[5]) {}
+  __device__ __forceinline__ float& gate(int half) const { return x[half]; }
+  __device__ __forceinline__ float& write(int half) const { return x[2 + half]; }
+  __device__ __forceinline__ Factor new_gate() const { return {x[4], x[5]}; }
+  __device__ __forceinline__ Factor new_write() const { return {x[6], x[7]}; }
 
   __device__ __forceinline__ void load(const Inputs& in, const Step& step, const Distances& at, const Rows& rows,
                                        const StepShared<kRows>& shared) {
@@ -340,27 +356,29 @@ struct RowFactors {
       const int r = lane + 32 * half;
       const bool is_there = r >= rows.begin && r < rows.lo;
       const char* from = rows.tail + (is_there ? at.gates_begin + step.head * at.gates + 4 * rows.ring(r) : 0);
-      gate[half] = load_bits(is_there, from);
-      write[half] = load_bits(is_there, from + (is_there ? at.writes_begin - at.gates_begin : 0));
+      gate(half) = load_word(is_there, from);
+      write(half) = load_word(is_there, from + (is_there ? at.writes_begin - at.gates_begin : 0));
     }
     const bool is_new = lane < rows.hi - rows.lo;
-    new_gate = load_factor_bits(is_new && in.gate.present(), in.gate, shared.row[kGate], lane);
-    new_write = load_factor_bits(is_new && in.write.present(), in.write, shared.row[kWrite], lane);
+    new_gate().load(is_new && in.gate.present(), in.gate, shared.row[kGate], lane);
+    new_write().load(is_new && in.write.present(), in.write, shared.row[kWrite], lane);
   }
   __device__ __forceinline__ void list(const Inputs& in, const Step& step, const Rows& rows, StepShared<kRows>& shared) {
     const int lane = threadIdx.x % 32;
-    new_gate = in.gate.present() ? factor_of(new_gate, in.gate) : 0;
-    new_write = in.write.present() ? factor_of(new_write, in.write) : 1;
+    const float its_gate = in.gate.present() ? new_gate().value(in.gate) : 0;
+    const float its_write = in.write.present() ? new_write().value(in.write) : 1;
+    float gates[2], writes[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int r = lane + 32 * half;
-      const float x = __shfl_sync(kAllLanes, new_gate, r - rows.lo), z = __shfl_sync(kAllLanes, new_write, r - rows.lo);
-      if (r >= rows.lo && r < rows.hi) gate[half] = x, write[half] = z;
+      const float g = __shfl_sync(kAllLanes, its_gate, r - rows.lo), w = __shfl_sync(kAllLanes, its_write, r - rows.lo);
+      const bool is_new = r >= rows.lo && r < rows.hi;
+      gates[half] = is_new ? g : gate(half), writes[half] = is_new ? w : write(half);
     }
 #pragma unroll 1
     for (int r = 0; r < kRows; ++r) {
       const int i = rows.lo + r;
-      float low = lane <= i ? gate[0] : 0, high = lane + 32 <= i ? gate[1] : 0;  // sums of these and the later rows
+      float low = lane <= i ? gates[0] : 0, high = lane + 32 <= i ? gates[1] : 0;  // sums of these and the later rows
 #pragma unroll
       for (int d = 1; d < 32; d *= 2) {
         const float x = __shfl_down_sync(kAllLanes, low, d), z = __shfl_down_sync(kAllLanes, high, d);
@@ -369,12 +387,12 @@ struct RowFactors {
       const float first_high = __shfl_sync(kAllLanes, high, 0);
       low += first_high;
       const float after_low = __shfl_down_sync(kAllLanes, low, 1), after_high = __shfl_down_sync(kAllLanes, high, 1);
-      shared.factor[lane][r] = write[0] * decay_of(lane < 31 ? after_low : first_high);
-      shared.factor[lane + 32][r] = write[1] * decay_of(lane < 31 ? after_high : 0);
+      shared.factor[lane][r] = writes[0] * decay_of(lane < 31 ? after_low : first_high);
+      shared.factor[lane + 32][r] = writes[1] * decay_of(lane < 31 ? after_high : 0);
       if (lane == 0) shared.into[r] = decay_of(low);
     }
     if (!step.folds) return;
-    const float total = list_content_factors({gate[0], gate[1]}, {write[0], write[1]}, shared.content);
+    const float total = list_content_factors(gates, writes, shared.content);
     if (lane == 0) shared.total = total;
   }
 };
@@ -382,9 +400,9 @@ struct RowFactors {
 // λ of the levels inside the chunk, times the scale.
 template <int kRows>
 struct LocalLambda {
-  float& lambda;
+  float (&x)[kLoaded];
 
-  explicit __device__ LocalLambda(float (&x)[kLoaded]) : lambda(x[0]) {}
+  __device__ __forceinline__ Factor lambda() const { return {x[0], x[1]}; }
 
   static __device__ __forceinline__ bool is_level(const Inputs& in, const Step& step) {
     const int lane = threadIdx.x % 32;
@@ -395,13 +413,13 @@ struct LocalLambda {
     // A row has no pairs of levels above its position's bit length.
     const bool go =
         is_level(in, step) && in.shape.levels > 0 && (level == 0 || (step.sequence.position + r) >> (level - 1) != 0);
-    lambda = load_factor_bits(go, in.lambda, shared.row[kLambda], r, static_cast<int>(in.shape.column(level)));
+    lambda().load(go, in.lambda, shared.row[kLambda], r, static_cast<int>(in.shape.column(level)));
   }
   __device__ __forceinline__ void list(const Inputs& in, const Step& step, const Distances& at,
                                        StepShared<kRows>& shared) const {
     if (is_level(in, step))
       shared.lambda[threadIdx.x % 32 / kRows][threadIdx.x % 32 % kRows] =
-          at.scale * (in.shape.levels > 0 ? factor_of(lambda, in.lambda) : 1);
+          at.scale * (in.shape.levels > 0 ? lambda().value(in.lambda) : 1);
   }
 };
 
@@ -412,11 +430,11 @@ struct RowStore {
   // By the group's first head.
   static __device__ __forceinline__ bool stores_keys(const Step& step) { return step.v0 == 0 && blockIdx.x == 0; }
   __device__ __forceinline__ void load(const Step& step) {
-    static_assert(sizeof(RowsToStore) == 4 * kLoaded && offsetof(RowsToStore, first) == 8);
+    static_assert(sizeof(RowsToStore) == 24 && offsetof(RowsToStore, first) == 8);
     const char* plan = reinterpret_cast<const char*>(step.sequence.tail_to_store);
 #pragma unroll
-    for (int i = 0; i < kLoaded; ++i)
-      x[i] = load_bits(step.sequence.tail_to_store_count > 0, plan + (step.sequence.tail_to_store_count > 0 ? 4 * i : 0));
+    for (int i = 0; i < 6; ++i)
+      x[i] = load_word(step.sequence.tail_to_store_count > 0, plan + (step.sequence.tail_to_store_count > 0 ? 4 * i : 0));
   }
   // False: there is more to be stored than this.
   __device__ __forceinline__ bool store(const Inputs& in, const Step& step, const Distances& at, const char* const* first,
@@ -698,9 +716,9 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 4)
     keys.load(32 * KeyProduct::kAtOnce, dim, aligned);
   }
   float loaded[kLoaded];
-  NodeWeights<kRows> node_weights(loaded);
-  RowFactors<kRows> row_factors(loaded);
-  LocalLambda<kRows> local_lambda(loaded);
+  NodeWeights<kRows> node_weights{loaded};
+  RowFactors<kRows> row_factors{loaded};
+  LocalLambda<kRows> local_lambda{loaded};
   RowStore row_store{loaded};
   bool is_stored = !in.batch.stores || in.state.tails.base == nullptr;
   if (warp == 0)
