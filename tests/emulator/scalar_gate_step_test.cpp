@@ -3,6 +3,7 @@
 // bits, which depend on nothing but the sequence.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <string>
 
 #include "scalar_gate_testing.h"
@@ -38,7 +39,8 @@ MixerShape log_linear(int64_t heads, int64_t groups, int64_t dk, int64_t dv, int
 }
 
 // One to four rows anywhere in a chunk, at its end too, after a past of any nodes.
-const std::vector<Part> kParts = {{1, 64 * 13 + 5, 0}, {4, 64 * 6 + 60, 0}, {3, 64 * 7 + 20, 100}, {1, 63, 0}, {2, 0, 0}, {1, 64 * 3, 64 * 3}};
+const std::vector<Part> kParts = {{1, 64 * 13 + 5, 0}, {4, 64 * 6 + 60, 0}, {3, 64 * 7 + 20, 100},
+                                  {1, 63, 0},          {2, 0, 0},           {1, 64 * 3, 64 * 3}};
 
 TEST(ScalarGateStep, Shapes) {
   for (int32_t dtype : {LLA_BF16, LLA_F32}) {
@@ -56,7 +58,8 @@ TEST(ScalarGateStep, Groups) {
 // Small chunks, in which a step is most of one, and more nodes.
 TEST(ScalarGateStep, Grains) {
   for (int64_t grain : {4, 16, 32}) {
-    check(make_case(log_linear(2, 1, 64, 32, grain), {{1, grain * 181 + grain - 1, 0}, {2, grain * 255 + 1, 3}, {3, grain - 3, 0}}));
+    check(make_case(log_linear(2, 1, 64, 32, grain),
+                    {{1, grain * 181 + grain - 1, 0}, {2, grain * 255 + 1, 3}, {3, grain - 3, 0}}));
     check(make_case(log_linear(2, 1, 64, 32, grain), {{4, grain * 127 + grain - 4, 0}}, LLA_F32));
   }
 }
@@ -98,7 +101,8 @@ TEST(ScalarGateStep, UnalignedRows) {
 }
 
 // y of some rows of one sequence, appended in pieces that end at the given rows.
-std::vector<double> rows_of(const MixerShape& shape, Tensors& t, Memory& memory, SlotImage image, std::vector<int64_t> ends) {
+std::vector<double> rows_of(const MixerShape& shape, Tensors& t, Memory& memory, SlotImage image,
+                            std::vector<int64_t> ends) {
   int64_t row = 0;
   for (int64_t end : ends) {
     Append append;
@@ -129,8 +133,35 @@ TEST(ScalarGateStep, RowsAloneAndTogether) {
     Memory memory(shape, 300, 10, 8, dtype, LLA_BF16);
     const SlotImage start = memory.random_slot(random, 64 * 11 + 56, 0, 0.01);
     const std::vector<double> alone = rows_of(shape, t, memory, start, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
-    for (const std::vector<int64_t>& ends : std::vector<std::vector<int64_t>>{{4, 8, 12}, {1, 4, 6, 8, 9, 12}, {2, 5, 8, 10, 12}})
+    for (const std::vector<int64_t>& ends :
+         std::vector<std::vector<int64_t>>{{4, 8, 12}, {1, 4, 6, 8, 9, 12}, {2, 5, 8, 10, 12}})
       EXPECT_TRUE(rows_of(shape, t, memory, start, ends) == alone) << dtype;
+  }
+}
+
+// The node of a chunk that steps complete, alone or merged with others, has the bits of that of a longer call.
+TEST(ScalarGateStep, NodesOfLongerCalls) {
+  for (int32_t dtype : {LLA_BF16, LLA_F32}) {
+    for (const auto& [dk, dv, grain, chunk] : std::vector<std::array<int64_t, 4>>{
+             {128, 64, 64, 10}, {128, 64, 64, 15}, {96, 40, 64, 7}, {320, 64, 32, 5}, {64, 128, 16, 3}}) {
+      const MixerShape shape = log_linear(2, 1, dk, dv, grain);
+      Random random(static_cast<uint64_t>(dk + chunk));
+      Inputs inputs;
+      inputs.dtype = LLA_BF16;
+      Tensors t = random_tensors(random, shape, 8, inputs);
+      Memory memory(shape, 300, 10, 8, dtype, LLA_BF16);
+      const SlotImage start = memory.random_slot(random, grain * chunk + grain - 6, 0, 0.01);
+      const size_t outputs = t.y.values().size();
+      const std::vector<double> steps = rows_of(shape, t, memory, start, {1, 5, 6, 8}),
+                                whole = rows_of(shape, t, memory, start, {8});
+      ASSERT_EQ(steps.size(), whole.size());
+      EXPECT_TRUE(std::equal(steps.begin() + static_cast<ptrdiff_t>(outputs), steps.end(),
+                             whole.begin() + static_cast<ptrdiff_t>(outputs)))
+          << dtype << " " << dk << " " << chunk;
+      EXPECT_LT(norm_error({steps.begin(), steps.begin() + static_cast<ptrdiff_t>(outputs)},
+                           {whole.begin(), whole.begin() + static_cast<ptrdiff_t>(outputs)}),
+                1e-2);
+    }
   }
 }
 
@@ -169,7 +200,8 @@ TEST(ScalarGateStep, HeadsAloneAndTogether) {
     const SlotMemory &from = memory.memory, &to = own.memory;
     for (int b = 0; b < kNodes; ++b) {
       if (image.node[b] >= 0)
-        std::memcpy(to.node(slot.node[b], 0), from.node(image.node[b], h), static_cast<size_t>(from.node_layout.head_bytes()));
+        std::memcpy(to.node(slot.node[b], 0), from.node(image.node[b], h),
+                    static_cast<size_t>(from.node_layout.head_bytes()));
     }
     const auto bytes = [](int64_t n) { return static_cast<size_t>(n); };
     std::memcpy(to.tail_k(slot.tail, 0, 0), from.tail_k(image.tail, 0, 0), bytes(from.tail_layout.k_span()));
@@ -214,7 +246,9 @@ TEST(ScalarGateStep, BitsDoNotDependOnTheBatch) {
     for (int64_t r = begin[i]; r < begin[i] + count[i]; ++r) {
       for (int64_t h = 0; h < 2; ++h) {
         for (int64_t d = 0; d < 64; ++d) ASSERT_EQ(alone.y.get(r, h, d), batch.y.get(r, h, d)) << i;
-        if (i == 4) EXPECT_EQ(batch.y.get(r, h, 0), 5.0);
+        if (i == 4) {
+          EXPECT_EQ(batch.y.get(r, h, 0), 5.0);
+        }
       }
     }
   }

@@ -16,10 +16,13 @@ namespace {
 
 // The ring: in each slot every warp has a part of its own, 16 rows of 64 bf16 columns or 8 of fp32 ones.
 constexpr int kPartBytes = 2048, kSlotBytes = kWarps * kPartBytes;
-constexpr int kSlots = 6, kFoldSlots = 4;  // a step that completes a chunk makes its content in the place of the last ones
+constexpr int kSlots = 6, kFoldSlots = 3;  // a step that completes a chunk makes its content in the place of the last ones
 using Content = ContentShared<false>;
 constexpr int kFoldBytes = kFoldSlots * kSlotBytes + static_cast<int>(sizeof(Content));
 constexpr int kRingBytes = kSlots * kSlotBytes > kFoldBytes ? kSlots* kSlotBytes : kFoldBytes;
+// There: the chunk's values times their factors, and 64 columns of its keys, twice; all as a slot has the values.
+constexpr int kFactored = kFoldSlots * kSlotBytes, kKeys = kFactored + kSlotBytes;
+static_assert(kKeys + 2 * kSlotBytes <= kRingBytes);
 constexpr int kRecordWords = offsetof(Sequence, conv_to_store) / 4;  // what steps need of a sequence's record
 
 // The call's tensors, in the order of Inputs, and the output.
@@ -208,6 +211,33 @@ __device__ __forceinline__ float4 get_piece(SharedPlace at) {
   asm volatile("ld.shared.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(at) : "memory");
   return x;
 #endif
+}
+
+// By one warp: begins to copy its 16 rows of the chunk to its part of a slot, 64 columns, of which `columns` exist; rows
+// that are not there are zero. Places as in Rows::find().
+template <int kRows>
+__device__ __forceinline__ void copy_rows(char* part, const Rows& rows, const char* call, int64_t row_stride,
+                                          const char* tail, int width, int columns, bool aligned) {
+  const int lane = threadIdx.x % 32, first = 16 * static_cast<int>(threadIdx.x / 32) + lane / 8;
+  const int place = 128 * (lane / 8) + 16 * (lane % 8 ^ lane / 8);
+  if (lane % 8 * 8 >= columns) return;
+  if (aligned) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = first + 4 * i;
+      copy_async16(part + (place ^ (i % 2 * 64)) + 512 * i,
+                   rows.find<kRows>(row, call, row_stride, tail, width) + lane % 8 * 16,
+                   row >= rows.begin && row < rows.hi ? 16 : 0);
+    }
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < 4; ++i) {
+      const int row = first + 4 * i;
+      const char* from = rows.find<kRows>(row, call, row_stride, tail, width);
+      *reinterpret_cast<uint4*>(part + (place ^ (i % 2 * 64)) + 512 * i) =
+          row >= rows.begin && row < rows.hi ? load_piece(from, lane % 8 * 8, false) : uint4{0, 0, 0, 0};
+    }
+  }
 }
 
 // Sums of a warp for columns 16 m + l / 4 (+ 8) of lane l: of row 0 in lanes l % 4 = 0, or of rows 2 (l % 4) and the next
@@ -508,11 +538,46 @@ __device__ __forceinline__ void store_bf16_rows(const Inputs& in, const Step& st
   }
 }
 
+__device__ __forceinline__ unsigned get_word(SharedPlace at) {
+#if defined(LLA_CUDA_EMULATED)
+  return *reinterpret_cast<const unsigned*>(at);
+#else
+  unsigned x;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(at) : "memory");
+  return x;
+#endif
+}
+// Where a lane's pair (l / 4, 2 (l % 4)) of a matrix lies in a part of the ring; eight columns further on it is at ^ 16.
+__device__ __forceinline__ int pair_place() {
+  const int lane = threadIdx.x % 32;
+  return 128 * (lane / 4) + 16 * (lane / 4) + 4 * (lane % 4);
+}
+
+// Adds a chunk's content to 16 rows of a node, those of the warp among the 64 columns of keys: the products and sums of
+// longer calls. A lane has pairs (l / 4 + 8 h, 8 n + 2 (l % 4)) in x[n / 2][4 (n % 2) + 2 h]. `values`, `keys`: the warp's
+// own parts.
+__device__ __forceinline__ void add_content(float (&x)[4][8], SharedPlace values, SharedPlace keys) {
+  const int warp = threadIdx.x / 32;
+#pragma unroll
+  for (int t = 0; t < 4; ++t) {  // 16 rows of the chunk, which one warp has copied
+    const int part = (t - warp) * kPartBytes;
+    unsigned a[4];
+    load_transposed(a, (keys + part + matrix_place()) ^ (32 * warp));
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      unsigned b[4];
+      load_transposed(b, (values + part + matrix_place()) ^ (32 * m));
+      multiply_bf16(reinterpret_cast<float(&)[4]>(x[m][0]), a, b[0], b[2]);
+      multiply_bf16(reinterpret_cast<float(&)[4]>(x[m][4]), a, b[1], b[3]);
+    }
+  }
+}
+
 // The nodes' part of the rows' sums, and what a border makes of the nodes.
-template <int kRows, bool kWide, bool kFolds>
+template <int kRows, bool kWide, bool kFolds, class CopyKeys>
 __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, const StepShared<kRows>& shared,
                                            const unsigned short* query, Ring<kWide>& ring, Content& content,
-                                           ColumnSums<kRows>& sums, float (&wide)[kRows][4]) {
+                                           ColumnSums<kRows>& sums, float (&wide)[kRows][4], CopyKeys copy_keys) {
   constexpr int kCount = kFolds ? kFoldSlots : kSlots, kTileRows = Ring<kWide>::kTileRows,
                 kPieceRows = Ring<kWide>::kPieceRows;
   constexpr int kLaneColumns = Ring<kWide>::kLaneColumns;
@@ -527,8 +592,8 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
 #pragma unroll 1
   for (int k0 = 0; k0 < dim; k0 += kWarps * kTileRows) {
     const bool mine = kWide || k0 + warp * kTileRows < dim;
-    float merged[kFolds ? 4 : 1][kLaneColumns];
-    if constexpr (kFolds) {
+    float merged[kFolds ? 4 : 1][kFolds ? kLaneColumns : 1] = {};
+    if constexpr (kFolds && kWide) {
       if (k0 % 64 == 0)
         make_content<false>(in, step.sequence, step.span, step.head, step.group, k0, step.v0, shared.content, content);
 #pragma unroll
@@ -536,6 +601,14 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
         const float* from = content.product + (k0 % 64 + row + kPieceRows * i) * Content::kStride + column;
 #pragma unroll
         for (int j = 0; j < kLaneColumns; ++j) merged[i][j] = from[j];
+      }
+    } else if constexpr (kFolds) {
+      if (k0 >= 128) wait_all_copies();
+      __syncthreads();
+      if (mine) add_content(merged, ring.part + kFactored, ring.part + kKeys + k0 / 64 % 2 * kSlotBytes);
+      if (k0 + 128 < dim) {
+        __syncthreads();
+        copy_keys(k0 + 128, kKeys + k0 / 64 % 2 * kSlotBytes);
       }
     }
     unsigned q[2] = {};
@@ -583,37 +656,54 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
       if constexpr (kFolds) {
         if (node >= merges) continue;
         const float decay = shared.merged[node];
+        if constexpr (kWide) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float4 y = get_piece(ring.piece(slot, i));
-          float x[kLaneColumns];
-          if constexpr (kWide)
-            x[0] = y.x, x[1] = y.y, x[2] = y.z, x[3] = y.w;
-          else
-            unpack_columns<LLA_BF16>(
-                uint4{__float_as_uint(y.x), __float_as_uint(y.y), __float_as_uint(y.z), __float_as_uint(y.w)}, x);
+          for (int i = 0; i < 4; ++i) {
+            const float4 x = get_piece(ring.piece(slot, i));
+            merged[i][0] = fmaf(decay, x.x, merged[i][0]),
+            merged[i][1] = fmaf(decay, x.y, merged[i][1]);  // as longer calls do
+            merged[i][2] = fmaf(decay, x.z, merged[i][2]), merged[i][3] = fmaf(decay, x.w, merged[i][3]);
+          }
+        } else {
 #pragma unroll
-          for (int j = 0; j < kLaneColumns; ++j) merged[i][j] = fmaf(decay, x[j], merged[i][j]);  // as longer calls do
+          for (int n = 0; n < 8; ++n) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+              const unsigned pair = get_word(((ring.part + slot + pair_place()) ^ (16 * n)) + 1024 * half);
+              float(&x)[8] = merged[n / 2];
+              float &even = x[n % 2 * 4 + 2 * half], &odd = x[n % 2 * 4 + 2 * half + 1];
+              even = fmaf(decay, __uint_as_float(pair << 16), even);
+              odd = fmaf(decay, __uint_as_float(pair & 0xffff0000u), odd);
+            }
+          }
         }
       }
     }
     if constexpr (kFolds) {
-      if (step.v0 + column < in.shape.value_dim && mine) {
+      if (mine) {
         each_node_to_store(in.geometry, step.sequence, border, [&](int32_t id, int level) {
           if (!border.is_new(level)) return;
-          char* to =
-              in.state.node(id, step.head) + int64_t{k0 + row} * ring.row_bytes + (step.v0 + column) * (kWide ? 4 : 2);
+          char* to = in.state.node(id, step.head);
+          if constexpr (kWide) {
+            if (column >= step.columns) return;
 #pragma unroll
-          for (int i = 0; i < 4; ++i) {
-            char* at = to + i * (kPieceRows * ring.row_bytes);
-            if constexpr (kWide)
-              *reinterpret_cast<float4*>(at) = make_float4(merged[i][0], merged[i][1], merged[i][2], merged[i][3]);
-            else
-              store_columns(at, LLA_BF16, 0, kColumns, merged[i]);
+            for (int i = 0; i < 4; ++i)
+              *reinterpret_cast<float4*>(to + int64_t{k0 + row + kPieceRows * i} * ring.row_bytes + (step.v0 + column) * 4) =
+                  make_float4(merged[i][0], merged[i][1], merged[i][2], merged[i][3]);
+          } else {
+#pragma unroll
+            for (int n = 0; n < 8; ++n) {
+              if (8 * n >= step.columns) break;
+#pragma unroll
+              for (int half = 0; half < 2; ++half)
+                *reinterpret_cast<unsigned*>(to + int64_t{k0 + warp * kTileRows + lane / 4 + 8 * half} * ring.row_bytes +
+                                             (step.v0 + 8 * n + 2 * (lane % 4)) * 2) =
+                    to_bf16(merged[n / 2][n % 2 * 4 + 2 * half]) | to_bf16(merged[n / 2][n % 2 * 4 + 2 * half + 1]) << 16;
+            }
           }
         });
       }
-      __syncthreads();
+      if constexpr (kWide) __syncthreads();
     }
   }
 }
@@ -685,28 +775,17 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 4)
     keys.load(0, dim, aligned);
   }
   Ring<kWide> ring(memory, nodes, history.count(), dim, value_dim, v0, step.folds ? kFoldSlots : kSlots);
-  if (reads_rows && v0 + lane % 8 * 8 < value_dim) {
-    const char* call = shared.row[kValue];
-    const char* tail = rows.tail + (rows.begin < rows.lo ? at.values_begin + head * at.values + v0 * 2 : 0);
-    const int place = 128 * (lane / 8) + 16 * (lane % 8 ^ lane / 8);
-    char* const to = memory + warp * kPartBytes;
-    if (aligned) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = s0 + 4 * i + lane / 8;
-        copy_async16(to + (place ^ (i % 2 * 64)) + 512 * i,
-                     rows.find<kRows>(row, call, in.v.row_stride, tail, value_dim) + lane % 8 * 16,
-                     row >= rows.begin && row < rows.hi ? 16 : 0);
-      }
-    } else {
-#pragma unroll 1
-      for (int i = 0; i < 4; ++i) {
-        const int row = s0 + 4 * i + lane / 8;
-        const char* from = rows.find<kRows>(row, call, in.v.row_stride, tail, value_dim);
-        *reinterpret_cast<uint4*>(to + (place ^ (i % 2 * 64)) + 512 * i) =
-            row >= rows.begin && row < rows.hi ? load_piece(from, lane % 8 * 8, false) : uint4{0, 0, 0, 0};
-      }
-    }
+  const auto copy_keys = [&](int k0, int to) {
+    copy_rows<kRows>(memory + to + warp * kPartBytes, rows, shared.row[kKey] + k0 * 2, in.k.row_stride,
+                     rows.tail + (rows.begin < rows.lo ? group * at.keys + k0 * 2 : 0), dim, dim - k0, aligned);
+  };
+  if (reads_rows || step.folds)
+    copy_rows<kRows>(memory + warp * kPartBytes, rows, shared.row[kValue], in.v.row_stride,
+                     rows.tail + (rows.begin < rows.lo ? at.values_begin + head * at.values + v0 * 2 : 0), value_dim,
+                     step.columns, aligned);
+  if (!kWide && step.folds) {
+    copy_keys(0, kKeys);
+    if (dim > 64) copy_keys(64, kKeys + kSlotBytes);
   }
   commit_copies();
 #pragma unroll 1
@@ -794,15 +873,27 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 4)
       sums.add(m, c, 1, 1);
     }
   }
+  if (!kWide && step.folds) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int offset = warp * kPartBytes + ((128 * (lane / 8) + 16 * (lane % 8 ^ lane / 8)) ^ (i % 2 * 64)) + 512 * i;
+      const float factor = shared.content[s0 + 4 * i + lane / 8];
+      float x[kColumns];
+      get_columns<LLA_BF16>(memory + offset, memory + offset, x);
+      *reinterpret_cast<uint4*>(memory + kFactored + offset) =
+          uint4{bf16_pair(factor * x[0], factor * x[1]), bf16_pair(factor * x[2], factor * x[3]),
+                bf16_pair(factor * x[4], factor * x[5]), bf16_pair(factor * x[6], factor * x[7])};
+    }
+  }
   if (warp == kWarps - 1 && !is_stored) store_bf16_rows(in, step, rows, at, shared.row, aligned);
   float wide[kRows][4] = {};
   auto& content = *reinterpret_cast<Content*>(memory + kFoldSlots * kSlotBytes);
   if (step.folds) {
-    read_nodes<kRows, kWide, true>(in, step, shared, query, ring, content, sums, wide);
+    read_nodes<kRows, kWide, true>(in, step, shared, query, ring, content, sums, wide, copy_keys);
     finish_border(
         in, step, nodes, [&](int level) { return shared.past[history.rank(level)]; }, shared.total);
   } else {
-    read_nodes<kRows, kWide, false>(in, step, shared, query, ring, content, sums, wide);
+    read_nodes<kRows, kWide, false>(in, step, shared, query, ring, content, sums, wide, copy_keys);
   }
   wait_copies<0>();
   __syncwarp();
