@@ -3,7 +3,7 @@
 // leaving its chunk. Their products are sums over what is read once, the raw rows of the tail and the nodes of the past:
 // time is the nodes' bytes. Each thread streams pieces of its own through shared memory, several stages ahead, from the
 // moment it knows the sequence; what the rows read them with is made meanwhile. A step that completes a chunk makes its node
-// from the same stream.
+// from the same stream. For any shapes and types; where all is bf16 there is scalar_gate_bf16_step.cu.
 #include "cuda/portable/scalar_gate.h"
 #include "cuda/portable/scalar_gate_columns.h"
 #include "cuda/portable/scalar_gate_fold.h"
