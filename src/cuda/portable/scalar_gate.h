@@ -184,6 +184,10 @@ int32_t load_nodes_kernels();
 // Outputs and states of the sequences that takes_step() names: one kernel.
 int32_t launch_steps(const Inputs& in, const View& y, void* stream);
 int32_t load_steps();
+// The same where shapes and types allow it, of which alone the choice depends.
+bool takes_bf16_steps(const Inputs& in);
+int32_t launch_bf16_steps(const Inputs& in, const View& y, void* stream);
+int32_t load_bf16_steps();
 
 int32_t launch_forward(const void* problem, const Limits& limits, char* scratch, void* stream);
 // The same without the outputs and nodes of sequences that take sweeps.
@@ -201,9 +205,9 @@ int32_t load_backward();
 // Whether a sequence appends few rows to one chunk. Its own rows alone decide, so that its bits do not depend on the batch.
 constexpr int kStepRows = 4;
 LLA_HOST_DEVICE inline bool takes_step(const Geometry& geometry, const Sequence& sequence) {
-  const int shift = geometry.chunk.rows_log;
+  const int rows = geometry.chunk.rows;
   return geometry.chunk.ratio_log == 0 && !sequence.padding && sequence.rows > 0 && sequence.rows <= kStepRows &&
-         sequence.position >> shift == (sequence.position + sequence.rows - 1) >> shift;
+         (sequence.position & (rows - 1)) + sequence.rows <= rows;
 }
 
 LLA_HOST_DEVICE inline int64_t tiles_of(int64_t size) { return (size + kTile - 1) / kTile; }
