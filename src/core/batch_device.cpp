@@ -87,8 +87,8 @@ lla_status upload_plan(Batch* batch, void* stream, lla_error* error) noexcept {
   BatchView& view = batch->device_view;
   view = batch->view;
   view.max_draft = batch->state ? batch->state->plan().max_draft : 0;
-  view.fresh = !batch->limits.replay;
-  view.least_rows = view.fresh ? view.total_rows : 0;
+  view.past_alignment = batch->limits.replay ? 1 : kNoPast;
+  view.least_rows = batch->limits.replay ? 0 : view.total_rows;
   for (int64_t b = 0; b < view.count; ++b) {
     const Sequence& sequence = batch->sequences[b];
     Sequence& moved = batch->translated[b];
@@ -99,7 +99,8 @@ lla_status upload_plan(Batch* batch, void* stream, lla_error* error) noexcept {
     if (sequence.padding || batch->limits.replay) continue;
     view.most_rows = std::max(view.most_rows, sequence.rows);
     view.least_rows = std::min(view.least_rows, sequence.rows);
-    view.fresh = view.fresh && !sequence.history.has_past();
+    const int64_t past = sequence.history.start == 0 ? sequence.position : 1;
+    if (sequence.history.has_past()) view.past_alignment = std::min(view.past_alignment, past & -past);
     view.most_length = std::max(view.most_length, sequence.position + sequence.rows);
     view.most_nodes_to_store = std::max(view.most_nodes_to_store, sequence.nodes_to_store_count);
     view.most_tail_to_store = std::max(view.most_tail_to_store, sequence.tail_to_store_count);

@@ -56,6 +56,8 @@ struct RowRange {
   int64_t begin = 0, end = 0;
 };
 
+constexpr int64_t kNoPast = int64_t{1} << 62;
+
 struct BatchView {
   const Sequence* sequences = nullptr;
   int64_t count = 0;
@@ -67,7 +69,9 @@ struct BatchView {
   int64_t most_length = 0;                                                          // position + rows of one sequence
   int64_t most_nodes_to_store = 0, most_tail_to_store = 0, most_conv_to_store = 0;  // entries of one sequence
   int64_t least_rows = 0;                                                           // of a sequence that is not padding
-  bool fresh = false;     // no sequence has a history; false also if the host does not know
+  // A power of two that divides the positions of all sequences with a past, which goes back to 0, as far as the host knows;
+  // kNoPast: there is none.
+  int64_t past_alignment = 1;
   int64_t max_draft = 0;  // a sequence of at most so many rows is a draft: it stores nodes at every border that it crosses
   bool stores = true;     // false: nothing is stored, whatever the sequences say (a forward that is recomputed)
 };

@@ -2,6 +2,7 @@
 // The scalar gate's Hopper kernels on the emulator against the reference, and what they leave to the portable ones.
 #include <cstdlib>
 
+#include "cuda/common/scalar_gate_routes.h"
 #include "scalar_gate_testing.h"
 
 namespace {
@@ -153,6 +154,92 @@ TEST_F(HopperScalarGate, StatesOfLongSequences) {
   check_states(c);
   c.shape.levels = 10;
   c.shape.absorb = true;
+  check_states(c);
+}
+
+// Histories that end with a block and a chunk are read by sweeps, others by the portable kernels.
+TEST_F(HopperScalarGate, Histories) {
+  Case c = make_case(
+      2, 1, 128, 64, 15,
+      {{300, 128 * 5, 0}, {700, 128 * 11, 0}, {200, 192, 0}, fresh_part(150), {130, 128 * 21, 0}, {900, 128 * 64, 0}});
+  c.inputs.decay = 0.002;
+  c.node_dtype = LLA_BF16;
+  check_states(c);
+  c.shape.levels = 0;
+  check_states(c);  // at this decay what the reference rounds at each chunk is soon gone
+  c.node_dtype = LLA_F32;
+  check_states(c);
+  c.shape.levels = 15;  // nodes in fp32 are not for sweeps
+  check_states(c);
+}
+
+TEST_F(HopperScalarGate, HistoriesOfOtherShapes) {
+  Case c = make_case(4, 2, 40, 72, 15, {{250, 128 * 3, 0}, {500, 256 * 5, 0}, {150, 100, 0}, {200, 128 * 63, 0}});
+  c.inputs.decay = 0.002;
+  c.node_dtype = c.tail_dtype = LLA_BF16;
+  c.shape.head_map = LLA_HEAD_MAP_CYCLIC;
+  for (const int64_t grain : {64, 128, 256}) {
+    c.shape.grain = grain;
+    check_states(c);
+  }
+  c.shape.grain = 64;
+  c.shape.levels = 9;
+  c.shape.absorb = true;
+  check_states(c);
+  c.factor_dtype = LLA_BF16;
+  c.shape.levels = 11;
+  check_states(c);
+}
+
+// What decides who works on a sequence.
+TEST_F(HopperScalarGate, Routes) {
+  MixerShape shape = make_shape(1, 1, 64, 64, 64, 10);
+  SlotMemory state;
+  state.node_layout.dtype = LLA_BF16;
+  Sequence s = plain_sequence(0, 128);
+  s.history.tail = 3;
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  s.rows = 127;
+  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  s.rows = 500;
+  s.position = s.history.position = 256;
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  shape.grain = 512;
+  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  shape.grain = 64;
+  state.node_layout.dtype = LLA_F32;
+  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  shape.levels = 0;
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  s.position = s.history.position = 192;
+  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  s.position = s.history.position = 256;
+  s.history.start = 64;
+  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  s.history.start = 256;
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  s.nodes_to_store_count = 5;
+  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+}
+
+// Bits of rows that read a history do not depend on how the call is cut.
+TEST_F(HopperScalarGate, HistoriesInSegments) {
+  Case c = make_case(1, 1, 64, 32, 15, {{128 * 20 + 50, 128 * 13, 0}, {4096, 128 * 8, 0}});
+  c.inputs.decay = 0.002;
+  c.node_dtype = LLA_BF16;
+  std::vector<double> first;
+  for (const char* log : {"30", "5", "4", "3"}) {
+    SCOPED_TRACE(log);
+    setenv("LLA_EMULATED_SEGMENT_LOG", log, 1);
+    if (first.empty()) check_states(c);
+    const std::vector<double> y = run_case(hopper_kernels(), c).at("y");
+    if (first.empty()) first = y;
+    EXPECT_EQ(y, first);
+  }
+  unsetenv("LLA_EMULATED_SEGMENT_LOG");
+  c.shape.levels = 0;
+  c.node_dtype = LLA_F32;  // the reference rounds narrow states at each chunk, a sweep at the end only
+  c.parts = {{16384 + 300, 128 * 100, 0}};
   check_states(c);
 }
 

@@ -255,23 +255,40 @@ class Bench:
 
     # -- serving -------------------------------------------------------------------------------------------------------
 
-    def time_prefill(self, mixer, B, T, linear=False):
-        """The first T rows of B sequences with a state, which is stored: the same plan again and again, never committed."""
+    def time_prefill(self, mixer, B, T, linear=False, past=0):
+        """T rows of B sequences with a state, the first ones or those after `past` others, and what is stored of them: the same
+        plan again and again, never committed."""
         shape = SHAPES[mixer]
-        row = dict(kind="prefill", who="lla", case=f"{mixer}-{'linear' if linear else 'log'}", B=B, T=T, nodes="bf16", **shape)
+        row = dict(kind="prefill", who="lla", case=f"{mixer}-{'linear' if linear else 'log'}", B=B, T=T, past=past, nodes="bf16",
+                   **shape)
         try:
-            levels = 0 if linear else lla.levels_needed(T)
+            levels = 0 if linear else lla.levels_needed(past + T)
             layer = lla.mixer_layer(self.context, RULES[mixer], (shape["G"], shape["K"]), (shape["H"], shape["V"]), levels,
                                     mixer == "delta")
-            state = lla.State([layer], slots=B, max_length=T, node_dtype=lla.BF16, tail_dtype=lla.BF16)
-            stream, offsets = lla.stream_of(self.device), tuple(range(0, B * T + 1, T))
-            batch = lla.Batch(self.context, offsets, stream, state, T)
-            workspace = lla.workspace_of(self.device, *layer.workspace(batch.limits))
-            given = self.inputs(mixer, linear, B, T, **shape)
-            y = torch.empty_like(given[2][1])
-            io = [lla.bind(role, lla.view_of(t)) for role, t in given] + [lla.bind(lla.Y, lla.view_of(y))]
-            call = layer.prepare_forward(batch, io, workspace=workspace, state=state, stream=stream)
+            state = lla.State([layer], slots=B, max_length=past + T, node_dtype=lla.BF16, tail_dtype=lla.BF16)
+            stream = lla.stream_of(self.device)
+
+            def prepare(rows):
+                batch = lla.Batch(self.context, tuple(range(0, B * rows + 1, rows)), stream, state, past + T)
+                workspace = lla.workspace_of(self.device, *layer.workspace(batch.limits))
+                given = self.inputs(mixer, linear, B, rows, **shape)
+                if not linear:  # as many columns as the state's length wants
+                    lam = torch.randn(B, rows, shape["H"], levels, device=self.device)
+                    given[-1] = (lla.LAMBDA, torch.nn.functional.softplus(lam))
+                y = torch.empty_like(given[2][1])
+                io = [lla.bind(role, lla.view_of(t)) for role, t in given] + [lla.bind(lla.Y, lla.view_of(y))]
+                call = layer.prepare_forward(batch, io, workspace=workspace, state=state, stream=stream)
+                return batch, workspace, call, (given, y)
+
+            if past:
+                first = prepare(past)
+                first[2]()
+                state.commit(first[0], stream)
+                self.wait()
+                del first
+            batch, workspace, call, kept = prepare(T)
             self.add(**row, op="prefill", **self.time([call]), workspace_mib=workspace.size / 2 ** 20)
+            del batch, kept
         except (lla.LlaError, RuntimeError) as error:
             self.add(**row, op="prefill", error=str(error)[:300])
         lla._batches.clear()
@@ -281,6 +298,9 @@ class Bench:
         for T in self.options.lengths:
             self.time_prefill("scalar", max(1, self.options.tokens // T), T)
         self.time_prefill("scalar", 1, 16384)
+        self.time_prefill("scalar", 8, 8192, past=8192)
+        self.time_prefill("scalar", 64, 2048, past=14336)
+        self.time_prefill("scalar", 1, 8192, past=122880)
         self.time_prefill("scalar", 8, 16384, linear=True)
         self.time_prefill("delta", 8, 16384)
 

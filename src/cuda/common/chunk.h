@@ -67,6 +67,7 @@ struct ChunkSpan {
   int64_t begin = 0;  // position of local row 0
   int lo = 0, hi = 0;
 
+  LLA_HOST_DEVICE ChunkSpan(int64_t first, int low, int high) : begin(first), lo(low), hi(high) {}
   LLA_HOST_DEVICE ChunkSpan(const Sequence& sequence, const ChunkShape& shape, int64_t chunk)
       : begin(chunk << shape.rows_log) {
     const int64_t before = sequence.position - begin, end = sequence.position + sequence.rows - begin;

@@ -45,16 +45,20 @@ __device__ __forceinline__ float decay_of(float log_decay) { return expf(log_dec
 // must not leave the loop's body with shared memory still being read: end it with __syncthreads().
 constexpr int64_t kMostBlocks = int64_t{1} << 30;
 
-// Puts a kernel on a stream. No tasks: nothing happens. Returns an lla_status.
+// Blocks along three axes; y and z at most kMostBlocksAcross.
+struct Grid {
+  unsigned x = 1, y = 1, z = 1;
+};
+constexpr int64_t kMostBlocksAcross = 65535;
+
+// Puts a kernel on a stream. Returns an lla_status.
 template <class... Parameters>
-int32_t launch(void (*kernel)(Parameters...), int64_t tasks, int threads, size_t shared_bytes, void* stream,
-               const Parameters&... arguments) {
-  if (tasks <= 0) return LLA_OK;
-  const unsigned blocks = static_cast<unsigned>(tasks < kMostBlocks ? tasks : kMostBlocks);
+int32_t launch_grid(void (*kernel)(Parameters...), Grid grid, int threads, size_t shared_bytes, void* stream,
+                    const Parameters&... arguments) {
 #if defined(LLA_CUDA_EMULATED)
   (void)stream;
   if (shared_bytes > emulator::kSharedBytes) return LLA_INTERNAL;
-  emulator::run_kernel({blocks, 1, 1}, {static_cast<unsigned>(threads), 1, 1}, [&] { kernel(arguments...); });
+  emulator::run_kernel({grid.x, grid.y, grid.z}, {static_cast<unsigned>(threads), 1, 1}, [&] { kernel(arguments...); });
   return LLA_OK;
 #else
   if (shared_bytes > 48 * 1024) {
@@ -62,9 +66,17 @@ int32_t launch(void (*kernel)(Parameters...), int64_t tasks, int threads, size_t
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
     if (error != cudaSuccess) return status_of(error);
   }
-  kernel<<<blocks, threads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(arguments...);
+  kernel<<<dim3(grid.x, grid.y, grid.z), threads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(arguments...);
   return status_of(cudaGetLastError());
 #endif
+}
+// The same with at most one block for each task. No tasks: nothing happens.
+template <class... Parameters>
+int32_t launch(void (*kernel)(Parameters...), int64_t tasks, int threads, size_t shared_bytes, void* stream,
+               const Parameters&... arguments) {
+  if (tasks <= 0) return LLA_OK;
+  const unsigned blocks = static_cast<unsigned>(tasks < kMostBlocks ? tasks : kMostBlocks);
+  return launch_grid(kernel, Grid{blocks, 1, 1}, threads, shared_bytes, stream, arguments...);
 }
 
 // Brings a kernel onto the current device now instead of at its first launch.

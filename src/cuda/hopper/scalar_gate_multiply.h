@@ -138,7 +138,8 @@ struct RowSweep {
     commit_products();
   }
 
-  // The nodes that a block's rows read: first those of the segment, then those of older segments, which come by the ring.
+  // The nodes that a block's rows read: first those of the segment, then those of older segments and of the history, which
+  // come by the ring.
   struct Reads {
     uint32_t left;  // levels of the segment's own
     int locals, count;
@@ -154,7 +155,7 @@ struct RowSweep {
     } else {
       wait(&barriers->ring_full[ring.index], ring.phase);
       tile = in.layout.ring_slot(ring.index);
-      ring.next(kRing);
+      ring.next(in.layout.ring);
     }
     const uint64_t node = describe(shared_address(shared + tile), Major::kOuter, NodeTile::kPanelBytes);
     make_fresh(sum);
@@ -179,7 +180,7 @@ struct RowSweep {
     for (int i = 0; i < 32; ++i) out[i] = fmaf(i / 2 % 2 == 0 ? a : b, sum[i], out[i]);
     if (entry >= reads->locals) {
       release(&barriers->ring_free[reads->released.index]);
-      reads->released.next(kRing);
+      reads->released.next(in.layout.ring);
     }
   }
 
@@ -317,9 +318,9 @@ struct RowSweep {
       const Task task = find_task(in, number);
       if (task.first >= task.end) continue;
       char* y = static_cast<char*>(in.y.at(task.index, 0, task.head)) + 2 * kColumns * task.tile;
-      const int uppers = kLinear ? 0 : __popcll(task.upper());
-      uint32_t present = kLinear && task.segment > task.oldest ? 1 : 0;
-      if (present) {  // the state that older segments leave counts as one more node
+      const int uppers = kLinear ? 0 : __popcll(task.upper()) + task.old_count();
+      uint32_t present = kLinear && (task.segment > task.oldest_segment || task.oldest) ? 1 : 0;
+      if (present) {  // the state that older segments, or the history, leave counts as one more node
         if (waits) wait_node();
         waits = true;
       }

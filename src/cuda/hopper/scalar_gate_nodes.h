@@ -9,9 +9,9 @@ namespace lla::cuda::hopper {
 
 template <int kKeyDim, bool kLinear, bool kNodesOnly>
 struct NodeSweep {
-  using RowTile = SwizzledTile<kBlock, kKeyDim>;     // k: [row][dk]
-  using ValueTile = SwizzledTile<kBlock, kColumns>;  // v: [row][dv]
-  using NodeTile = SwizzledTile<kKeyDim, kColumns>;  // [dk][dv]
+  using RowTile = SwizzledTile<kBlock, kKeyDim>;                // k: [row][dk]
+  using ValueTile = SwizzledTile<kBlock, kColumns>;             // v: [row][dv]
+  using NodeTile = SwizzledTile<kKeyDim, kColumns>;             // [dk][dv]
   static constexpr int kParts = kNodesOnly ? 1 : kKeyDim / 64;  // of 64 rows of a node
 
   const SweepParameters& in;
@@ -45,7 +45,7 @@ struct NodeSweep {
   }
 
   __device__ __forceinline__ float* segment_sum(const Task& task) const {
-    return in.sums + in.place(task.places + task.segment - task.oldest, task.head, task.tile) * kKeyDim * kColumns;
+    return in.sums + in.place(task.places + task.segment - task.oldest_segment, task.head, task.tile) * kKeyDim * kColumns;
   }
 
   // Before anything is written into a slot: the rows of the block before have read what was in it.
@@ -57,10 +57,23 @@ struct NodeSweep {
     node.next(kNodeTurns);
   }
 
-  // Before the first block of a segment: the linear state that older segments leave.
+  // Before the first block of a segment: the linear state that older segments, or the history, leave.
   __device__ __forceinline__ void begin_state(const Task& task) {
-    const bool carried = !kNodesOnly && task.segment > task.oldest;
+    const bool carried = !kNodesOnly && task.segment > task.oldest_segment;
     const float* from = segment_sum(task);
+    if (!kNodesOnly && !carried && task.oldest) {
+      const LinearState old(in, in.batch.sequences[task.sequence], task.head, task.tile);
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+        for (int i = 0; i < 32; ++i) {
+          const Place at = wgmma_sum(lane, i);
+          sums[part][i] = old.get(node_row(part) + at.row, at.column);
+        }
+      }
+      publish_state(task);
+      return;
+    }
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
 #pragma unroll
@@ -70,7 +83,9 @@ struct NodeSweep {
         sums[part][i + 1] = x.y;
       }
     }
-    if (!carried) return;
+    if (carried) publish_state(task);
+  }
+  __device__ __forceinline__ void publish_state(const Task& task) {
     wait_reads();
 #pragma unroll
     for (int part = 0; part < kParts; ++part) store_slot(sums[part], (task.first - 1) & 1, part);
@@ -134,8 +149,7 @@ struct NodeSweep {
       }
     } else if (!(kLinear && kNodesOnly) && makes) {
 #pragma unroll
-      for (int part = 0; part < kParts; ++part)
-        store_slot(sums[part], kLinear ? block & 1 : slot_of(level), part);
+      for (int part = 0; part < kParts; ++part) store_slot(sums[part], kLinear ? block & 1 : slot_of(level), part);
     }
     finish();
     block_turn.next(2);

@@ -51,21 +51,33 @@ __device__ void copy_rows(const SweepParameters& in, char* shared, Barriers* bar
   }
 }
 
-// One thread: brings the nodes of older segments, for each block anew.
+// One thread: brings the nodes of older segments and of the history, for each block anew.
 template <int kKeyDim>
 __device__ void copy_nodes(const SweepParameters& in, char* shared, Barriers* barriers) {
   Turn turn;
   for (int64_t number = blockIdx.x; number < in.tasks; number += gridDim.x) {
     const Task task = find_task(in, number);
+    const auto next = [&] {
+      wait(&barriers->ring_free[turn.index], turn.phase ^ 1);
+      arrive_expect_bytes(&barriers->ring_full[turn.index], in.layout.node_bytes);
+    };
     for (int block = task.first; block < task.end; ++block) {
       for (uint32_t left = task.upper(); left; left &= left - 1) {
         const int u = __ffsll(left) - 1;
         const int64_t place = in.place(task.places + task.upper_end(u), task.head, task.tile);
-        wait(&barriers->ring_free[turn.index], turn.phase ^ 1);
-        arrive_expect_bytes(&barriers->ring_full[turn.index], in.layout.node_bytes);
+        next();
         load_box(shared + in.layout.ring_slot(turn.index), &in.nodes, {0, static_cast<int32_t>(place * kKeyDim)},
                  &barriers->ring_full[turn.index]);
-        turn.next(kRing);
+        turn.next(in.layout.ring);
+      }
+      for (int entry = 0; entry < task.old_count(); ++entry) {
+        int level;
+        const int32_t id = in.batch.sequences[task.sequence].history.node[task.old_level(entry, in.grain_shift, &level)];
+        next();
+        load_box(shared + in.layout.ring_slot(turn.index), &in.old_nodes,
+                 {kColumns * task.tile, 0, static_cast<int32_t>(in.state.layer_head(task.head)), id},
+                 &barriers->ring_full[turn.index]);
+        turn.next(in.layout.ring);
       }
     }
   }
@@ -141,6 +153,11 @@ __global__ void __launch_bounds__(kJoinThreads)
     const int64_t places = in.first_place(sequence, b);
     if constexpr (kLinear) {
       float4 state = make_float4(0, 0, 0, 0);
+      if (const LinearState old(in, sequence, head, tile); old.is_there()) {
+        const int row = static_cast<int>(4 * element / kColumns), column = static_cast<int>(4 * element % kColumns);
+        state =
+            make_float4(old.get(row, column), old.get(row, column + 1), old.get(row, column + 2), old.get(row, column + 3));
+      }
       for (int64_t i = 0; i <= count; ++i) {
         const int64_t place = in.place(places + i, head, tile);
         float4* at = reinterpret_cast<float4*>(in.sums + place * size) + element;
@@ -191,7 +208,9 @@ struct Cut {
   int levels;                // of nodes that are read
   int segment_log = kWhole;  // of blocks
   int64_t segments = 1;      // of one sequence
+  int ring = 0;              // tiles for nodes that come from memory
 
+  int slots() const { return segmented() ? segment_log : levels < 1 ? 1 : levels; }
   bool segmented() const { return segment_log != kWhole; }
 };
 
@@ -224,7 +243,7 @@ Size carve(const MixerShape& shape, int64_t rows, int64_t sequences, int segment
 // Linear: whether sequences are cut depends on the batch's longest one, but one for which it makes a difference, because it
 // is longer than a segment, always is. Log-linear: as is fastest, by the number of blocks that multiprocessors work on one
 // after the other; it changes no bit. The emulated device does as the environment says.
-Cut choose_cut(const MixerShape& shape, const BatchView& batch) {
+Cut choose_cut(const MixerShape& shape, const BatchView& batch, int old_entries) {
   const int64_t by_position = (batch.most_length + kBlock - 1) >> kBlockLog,
                 blocks = blocks_of(batch.most_rows, batch.most_length);
   const auto segments_of = [&](int log) {
@@ -233,6 +252,17 @@ Cut choose_cut(const MixerShape& shape, const BatchView& batch) {
   };
   Cut best;
   best.levels = node_levels(blocks, batch.most_length);
+  // Tiles of the ring, which nodes of histories need too, beside so many slots; -1: shared memory does not suffice.
+  const auto ring_beside = [&](int slots, bool segmented) {
+    SharedLayout layout;
+    layout.slots = slots;
+    layout.ring = segmented || old_entries > 0 ? kRing : 0;
+    const int least = layout.ring > 0 ? 1 : 0;
+    for (; layout.ring >= least; --layout.ring) {
+      if (layout.fit(key_columns(shape), best.levels + old_entries, false)) return layout.ring;
+    }
+    return -1;
+  };
   if (shape.levels == 0) {
     if (segments_of(kLinearSegmentLog) > 1) best.segment_log = kLinearSegmentLog;
   } else {
@@ -244,9 +274,10 @@ Cut choose_cut(const MixerShape& shape, const BatchView& batch) {
     // In quarters of the time of a block: segments also make their nodes ahead, in a third of it, and need two more
     // launches.
     int64_t least = INT64_MAX;
-    if (best.levels <= kMostSlots) least = 4 * (equal || work <= units * blocks ? rounds(blocks) : work / units + blocks);
+    if (best.levels <= kMostSlots && ring_beside(best.slots(), false) >= 0)
+      least = 4 * (equal || work <= units * blocks ? rounds(blocks) : work / units + blocks);
     for (int log = kSegmentLog; log >= kShortSegmentLog; --log) {
-      if (best.levels <= log) continue;
+      if (best.levels <= log || ring_beside(log, true) < 0) continue;
       const Size scratch = carve(shape, batch.total_rows, batch.count, log, nullptr, nullptr);
       if (log < kSegmentLog && (!scratch.valid() || scratch.value() > kShortScratch)) continue;
       const int64_t steps = rounds(int64_t{1} << log) * 16 / 3 + 6;
@@ -257,6 +288,7 @@ Cut choose_cut(const MixerShape& shape, const BatchView& batch) {
   if (const char* log = std::getenv("LLA_EMULATED_SEGMENT_LOG"); log && shape.levels > 0) best.segment_log = std::atoi(log);
 #endif
   if (best.segmented()) best.segments = segments_of(best.segment_log);
+  if (shape.levels > 0) best.ring = ring_beside(best.slots(), best.segmented());
   return best;
 }
 
@@ -342,7 +374,15 @@ int32_t launch_sweep(const MixerForward& p, bool routes, char* scratch, void* st
   in.y = p.y;
   in.routes = routes;
   in.tiles = tiles_of(shape);
-  const Cut cut = choose_cut(shape, batch);
+  if (routes) {
+    in.route = sweep_routes(shape, p.state);
+    in.state = p.state;
+    in.grain_shift = bits(shape.grain) - 1 - kBlockLog;
+    in.apart = linear ? 0 : std::min(shape.separate_levels() + in.grain_shift, 31);
+    if (in.route.histories && batch.past_alignment != kNoPast)
+      in.old_entries = linear ? 1 : bits(batch.most_length >> kBlockLog) + 1;
+  }
+  const Cut cut = choose_cut(shape, batch, linear ? 0 : in.old_entries);
   const int levels = cut.levels;
   const bool segmented = cut.segmented();
   const int64_t sweeps = batch.count * shape.heads * in.tiles;
@@ -352,9 +392,9 @@ int32_t launch_sweep(const MixerForward& p, bool routes, char* scratch, void* st
     in.segments = cut.segments;
     carve(shape, batch.total_rows, batch.count, cut.segment_log, scratch, &in);
   }
-  layout.slots = linear ? 2 : segmented ? cut.segment_log : levels < 1 ? 1 : levels;
-  layout.ring = !linear && segmented ? kRing : 0;
-  if (!layout.fit(key_dim, linear ? 0 : levels, false)) return LLA_INTERNAL;
+  layout.slots = linear ? 2 : cut.slots();
+  layout.ring = cut.ring;
+  if (cut.ring < 0 || !layout.fit(key_dim, linear ? 0 : levels + in.old_entries, false)) return LLA_INTERNAL;
   in.tasks = sweeps * in.segments;
   if (in.tasks >= int64_t{1} << 30) return LLA_INTERNAL;
 
@@ -362,7 +402,17 @@ int32_t launch_sweep(const MixerForward& p, bool routes, char* scratch, void* st
   if (status == LLA_OK) status = make_map(rows_view(p.k, shape.key_dim, batch.total_rows, shape.groups), &in.k);
   if (status == LLA_OK) status = make_map(rows_view(p.v, shape.value_dim, batch.total_rows, shape.heads), &in.v);
   if (status != LLA_OK) return status;
-  if (layout.ring > 0) {
+  if (!linear && in.old_entries > 0) {
+    const NodeLayout& nodes = p.state.node_layout;
+    const TensorView<4> view{TensorType::kBf16,
+                             p.state.nodes.base,
+                             {shape.value_dim, shape.key_dim, nodes.heads, int64_t{1} << 30},
+                             {2 * shape.value_dim, nodes.head_bytes(), p.state.nodes.stride},
+                             {kColumns, key_dim, 1, 1}};
+    status = make_map(view, &in.old_nodes);
+    if (status != LLA_OK) return status;
+  }
+  if (!linear && segmented) {
     const int64_t places = ((batch.total_rows >> (kBlockLog + in.segment_log)) + 2 * batch.count) * shape.heads * in.tiles;
     TensorView<2> nodes{TensorType::kBf16, in.upper, {kColumns, places * key_dim}, {2 * kColumns}, {64, key_dim}};
     status = make_map(nodes, &in.nodes);

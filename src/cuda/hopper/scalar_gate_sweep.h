@@ -7,6 +7,7 @@
 #pragma once
 
 #include "core/checked.h"
+#include "cuda/common/element.h"
 #include "cuda/common/scalar_gate_routes.h"
 #include "cuda/hopper/mbarrier.h"
 #include "cuda/hopper/swizzle.h"
@@ -24,7 +25,7 @@ constexpr int kInnerLevels = 7;  // levels 1 ... 7 lie within a block
 constexpr int kMostLevels = 32;  // of nodes; the lanes of a warp hold their decays
 constexpr int kMostStages = 4;   // of q, k, v
 constexpr int kNodeTurns = 3;    // barriers for the node of a block: rows may lag by two, and by one more state
-constexpr int kRing = 2;         // tiles for nodes from older segments
+constexpr int kRing = 2;         // tiles for nodes from older segments and from histories
 constexpr int kWhole = 30;       // segment_log of a sweep over whole sequences
 constexpr size_t kMostShared = 232448;
 constexpr uint32_t kBarrierBytes = 512;
@@ -105,8 +106,14 @@ struct SweepParameters {
   SharedLayout layout;
   int segment_log = kWhole;  // blocks of a segment
   int64_t segments = 1;      // that a sequence touches at most
-  bool routes = false;       // only sequences that takes_sweep() names; else all
-  int64_t tiles = 1;         // of kColumns values
+  bool routes = false;       // only sequences that takes_sweep() names; else all, whose histories do not count
+  SweepRoutes route;
+  SlotMemory state;       // with routes
+  CUtensorMap old_nodes;  // of the state, if it is read: columns, dk, heads of the layer, ids
+  int old_entries = 0;    // nodes that a history has at most
+  int grain_shift = 0;    // a chunk of the state is 2^grain_shift blocks; may be -1
+  int apart = 0;          // levels of blocks that the state keeps apart
+  int64_t tiles = 1;      // of kColumns values
   int64_t tasks = 0;
   // Of segments in order (segment_place), head and tile:
   float* sums = nullptr;  // [place][dk][64], linear: later the state before the segment; log-linear: the node
@@ -120,7 +127,7 @@ struct SweepParameters {
     return (sequence.row_begin >> (kBlockLog + segment_log)) + 2 * b;
   }
   __device__ __forceinline__ bool takes(const Sequence& sequence) const {
-    return !sequence.padding && (!routes || takes_sweep(sequence));
+    return !sequence.padding && (!routes || takes_sweep(sequence, route));
   }
   LLA_HOST_DEVICE int64_t place(int64_t segment_place, int64_t head, int64_t tile) const {
     return (segment_place * shape.heads + head) * tiles + tile;
@@ -132,18 +139,32 @@ struct Task {
   int64_t index = 0;                          // of the sequence, in tensors
   int row_begin = 0, rows = 0, position = 0;  // of the sequence
   int head = 0, group = 0, tile = 0;
-  int first = 0, end = 0;       // blocks
-  int segment = 0, oldest = 0;  // number of this segment and of the sequence's first
-  int places = 0;               // place of the sequence's first segment
-  bool last = true;             // nothing reads the segment's node
+  int first = 0, end = 0;               // blocks
+  int segment = 0, oldest_segment = 0;  // number of this segment and of the sequence's first
+  int places = 0;                       // place of the sequence's first segment
+  bool last = true;                     // nothing reads the segment's node
+  int sequence = 0;
+  uint32_t past = 0;  // levels of blocks of the history's nodes, and its absorbing node, or linear state
+  bool oldest = false;
 
   // Fresh nodes of older segments: bit u is the one of 2^u segments.
   __device__ __forceinline__ uint32_t upper() const {
-    const uint32_t differ = static_cast<uint32_t>(segment ^ oldest);
+    const uint32_t differ = static_cast<uint32_t>(segment ^ oldest_segment);
     return differ == 0 ? 0 : static_cast<uint32_t>(segment) & ((uint32_t{2} << (31 - __clz(static_cast<int>(differ)))) - 1);
   }
+  __device__ __forceinline__ int old_count() const { return __popcll(past) + oldest; }
+  // The history's node number `entry`, newest first: its level in the state's terms. `level`: of blocks; the absorbing
+  // node's is above all.
+  __device__ __forceinline__ int old_level(int entry, int grain_shift, int* level) const {
+    uint32_t left = past;
+    for (int i = 0; i < entry; ++i) left &= left - 1;
+    *level = left ? __ffsll(left) - 1 : kMostLevels;
+    return left ? *level - grain_shift : kAbsorbed;
+  }
   // The segment with which the upper node u ends, counted from the sequence's first.
-  __device__ __forceinline__ int upper_end(int u) const { return ((segment >> (u + 1)) << (u + 1)) + (1 << u) - 1 - oldest; }
+  __device__ __forceinline__ int upper_end(int u) const {
+    return ((segment >> (u + 1)) << (u + 1)) + (1 << u) - 1 - oldest_segment;
+  }
 };
 
 __device__ __forceinline__ Task find_task(const SweepParameters& in, int64_t task_number) {
@@ -163,10 +184,16 @@ __device__ __forceinline__ Task find_task(const SweepParameters& in, int64_t tas
   task.row_begin = static_cast<int>(sequence.row_begin);
   task.rows = in.takes(sequence) ? static_cast<int>(sequence.rows) : 0;
   task.position = static_cast<int>(sequence.position);
+  task.sequence = b;
+  if (in.old_entries > 0 && sequence.history.has_past()) {
+    const int blocks = task.position >> kBlockLog;
+    task.past = static_cast<uint32_t>(blocks) & ((uint32_t{1} << in.apart) - 1);
+    task.oldest = (in.shape.absorb || in.shape.levels == 0) && blocks >> in.apart != 0;
+  }
   const int first = task.position >> kBlockLog;
   const int end = task.rows == 0 ? first : (task.position + task.rows + kBlock - 1) >> kBlockLog;
-  task.oldest = first >> in.segment_log;
-  task.segment = task.oldest + number % static_cast<int>(in.segments);
+  task.oldest_segment = first >> in.segment_log;
+  task.segment = task.oldest_segment + number % static_cast<int>(in.segments);
   task.places = in.segment_log == kWhole ? 0 : static_cast<int>(in.first_place(sequence, b));
   const int from = in.segment_log == kWhole ? 0 : task.segment << in.segment_log;
   const int to = in.segment_log == kWhole ? end : (task.segment + 1) << in.segment_log;
@@ -175,6 +202,28 @@ __device__ __forceinline__ Task find_task(const SweepParameters& in, int64_t tas
   task.last = end <= to;
   return task;
 }
+
+// The state of a linear layer that a history has left.
+struct LinearState {
+  const char* data = nullptr;
+  int32_t dtype = LLA_F32;
+  int rows = 0, columns = 0, stride = 0;
+
+  __device__ __forceinline__ LinearState(const SweepParameters& in, const Sequence& sequence, int64_t head, int64_t tile) {
+    if (in.old_entries == 0 || !sequence.history.has_past()) return;
+    const int32_t id = sequence.history.node[kAbsorbed];
+    if (id < 0) return;
+    dtype = in.state.node_layout.dtype;
+    data = in.state.node(id, head) + kColumns * tile * dtype_size(dtype);
+    rows = static_cast<int>(in.shape.key_dim);
+    stride = static_cast<int>(in.shape.value_dim);
+    columns = stride - kColumns * static_cast<int>(tile);
+  }
+  __device__ __forceinline__ bool is_there() const { return data != nullptr; }
+  __device__ __forceinline__ float get(int row, int column) const {
+    return row < rows && column < columns ? load_element(data, dtype, static_cast<int64_t>(row) * stride + column) : 0.0f;
+  }
+};
 
 // Rows of the block that are the call's: local rows [lo, hi).
 struct LiveRows {

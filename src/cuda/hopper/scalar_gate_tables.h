@@ -19,14 +19,13 @@ __device__ __forceinline__ float quick_decay(float x) {
 #endif
 }
 
-// One head's column of a tensor of factors, seen from a lane's first row of a block. Elements are loaded as they are, so that
-// nothing waits for them, and read later.
+// One head's column of a tensor of factors, seen from a lane's first row of a block. Elements are loaded as they are, so
+// that nothing waits for them, and read later.
 struct FactorColumn {
   const View& view;  // a parameter of the kernel: what follows from it need not be kept
   const char* data = nullptr;
 
-  __device__ __forceinline__ FactorColumn(const View& tensor, const Task& task, int64_t row)
-      : view(tensor) {
+  __device__ __forceinline__ FactorColumn(const View& tensor, const Task& task, int64_t row) : view(tensor) {
     if (present()) data = static_cast<const char*>(view.at(task.index, row, task.head));
   }
   __device__ __forceinline__ bool present() const { return view.present(); }
@@ -133,10 +132,41 @@ __device__ __forceinline__ void bring_rows(const Factors& factors, const LiveRow
   }
 }
 
-// λ of a lane's two rows as they are: level l into its place, those of the nodes in `reads` behind the tables. Columns that no
-// row reads are not looked at.
+// The nodes of a history: lane e knows number e.
+struct OldNodes {
+  int count = 0;
+  int first = -1;   // its first block; -1: the absorbing node
+  float newer = 0;  // log decay from its end to that of the history
+
+  __device__ __forceinline__ OldNodes() = default;
+  __device__ __forceinline__ OldNodes(const SweepParameters& in, const Task& task) : count(task.old_count()) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    float decay = 0;
+    if (lane < count) {
+      int level;
+      const int in_state = task.old_level(lane, in.grain_shift, &level);
+      if (level < kMostLevels) first = task.position >> kBlockLog >> (level + 1) << (level + 1);
+      decay =
+          load_element(in.state.node_decay(in.batch.sequences[task.sequence].history.node[in_state], task.head), LLA_F32, 0);
+    }
+    float sum = 0;
+#pragma unroll 1
+    for (int e = 0; e < count; ++e) {
+      if (lane == e) newer = sum;
+      sum += __shfl_sync(kAllLanes, decay, e);
+    }
+  }
+  // At which level rows of a block read number e.
+  __device__ __forceinline__ int level_of(int block, int e) const {
+    const int begin = __shfl_sync(kAllLanes, first, e);
+    return begin < 0 ? 1 << 20 : kInnerLevels + 32 - __clz(block ^ begin);
+  }
+};
+
+// λ of a lane's two rows as they are: level l into its place, those of the nodes in `reads` and of the history's behind the
+// tables. Columns that no row reads are not looked at.
 __device__ __forceinline__ void copy_weights(const Factors& factors, const RowFactors& row, int first, uint32_t reads,
-                                             Tables* tables) {
+                                             int block, const OldNodes& old, Tables* tables) {
   const char* from[2] = {factors.lambda.row(0), factors.lambda.row(32)};
   // Bit l: the row reads level l of its own block.
   const uint32_t own[2] = {row.live[0] ? 2u * static_cast<uint32_t>(first) + 1 : 0,
@@ -152,6 +182,12 @@ __device__ __forceinline__ void copy_weights(const Factors& factors, const RowFa
 #pragma unroll 1
     for (; reads; reads &= reads - 1, entry += kBlock) {
       const int offset = 4 * factors.column(__ffsll(reads) + kInnerLevels);
+      if (row.live[0]) copy_float(entry, from[0] + offset);
+      if (row.live[1]) copy_float(entry + 32, from[1] + offset);
+    }
+#pragma unroll 1
+    for (int e = 0; e < old.count; ++e, entry += kBlock) {
+      const int offset = 4 * factors.column(old.level_of(block, e));
       if (row.live[0]) copy_float(entry, from[0] + offset);
       if (row.live[1]) copy_float(entry + 32, from[1] + offset);
     }
@@ -172,6 +208,12 @@ __device__ __forceinline__ void copy_weights(const Factors& factors, const RowFa
     if (row.live[0]) copy(entry, from[0], level);
     if (row.live[1]) copy(entry + 32, from[1], level);
   }
+#pragma unroll 1
+  for (int e = 0; e < old.count; ++e, entry += kBlock) {
+    const int level = old.level_of(block, e);
+    if (row.live[0]) copy(entry, from[0], level);
+    if (row.live[1]) copy(entry + 32, from[1], level);
+  }
 }
 
 // What a table warp knows of the nodes: lane b holds the log decay of level b.
@@ -180,8 +222,8 @@ struct NodeDecays {
   uint32_t present = 0;
   float last[2] = {0, 0};  // where nothing but nodes is made: log decays over the last block and of the nodes that it merged
 };
-// Sums of the decays of newer nodes go on one by one from this level: the nodes of a segment know the sum of those below alone,
-// and a join of segments adds the others with the bits of a sweep over the whole sequence.
+// Sums of the decays of newer nodes go on one by one from this level: the nodes of a segment know the sum of those below
+// alone, and a join of segments adds the others with the bits of a sweep over the whole sequence.
 constexpr int kSerialLevel = 3;
 
 // Whether a row stands in the upper half of its aligned block of 2^(d + 1) rows.
@@ -190,11 +232,11 @@ __device__ __forceinline__ bool is_upper(int d, int row) { return ((row >> d) & 
 // Fills the tables of one block; `half` is the warp's.
 template <bool kLinear, bool kNodesOnly>
 __device__ __forceinline__ void fill_tables(const Factors& factors, const RowFactors& row, int block, int half, bool makes,
-                                            NodeDecays* nodes, Tables* tables) {
+                                            const OldNodes& old, NodeDecays* nodes, Tables* tables) {
   const int lane = static_cast<int>(threadIdx.x) % 32, first = kHalf * half + lane;
   const float scale = factors.scale();
   if constexpr (!kLinear && !kNodesOnly)
-    copy_weights(factors, row, first, nodes->present & static_cast<uint32_t>(block), tables);
+    copy_weights(factors, row, first, nodes->present & static_cast<uint32_t>(block), block, old, tables);
   float prefix[2], suffix[2] = {0, 0}, write[2], other[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -244,7 +286,7 @@ __device__ __forceinline__ void fill_tables(const Factors& factors, const RowFac
   const float block_total = half == 0 ? total + other_total : other_total + total;
 
   // Sums of the decays of all newer nodes.
-  float newer = 0;
+  float newer = 0, of_call = 0;  // the latter: of all of them
   if constexpr (!kLinear) {
     const float own = (nodes->present >> lane) & 1 ? nodes->decay : 0.0f;
     float sum = own;
@@ -262,12 +304,14 @@ __device__ __forceinline__ void fill_tables(const Factors& factors, const RowFac
       below += __shfl_sync(kAllLanes, own, level);
       if (lane > level) newer = below;
     }
+    of_call = below;
   }
   if (half == 0) tables->merge[lane] = quick_decay(block_total + newer);
   if constexpr (!kLinear && !kNodesOnly) {
     const uint32_t reads = nodes->present & static_cast<uint32_t>(block);
     if (half == 0 && ((reads >> lane) & 1))
       tables->newer[__popcll(reads & ((uint32_t{1} << lane) - 1))] = quick_decay(newer);
+    if (half == 0 && lane < old.count) tables->newer[__popcll(reads) + lane] = quick_decay(of_call + old.newer);
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -298,7 +342,9 @@ __device__ __forceinline__ void make_tables(const SweepParameters& in, char* sha
     if (task.first >= task.end || (kNodesOnly && task.last)) continue;
     Factors factors(in, task, LiveRows(task, task.first).row + kHalf * half + lane);
     NodeDecays nodes;
+    OldNodes old;
     if constexpr (!kLinear && !kNodesOnly) {
+      if (task.old_count() > 0) old = OldNodes(in, task);
       const uint32_t upper = task.upper();
       const int u = lane - in.segment_log;
       if (u >= 0 && ((upper >> u) & 1))
@@ -314,10 +360,10 @@ __device__ __forceinline__ void make_tables(const SweepParameters& in, char* sha
       if (block + 1 < task.end) bring_rows<!kLinear && !kNodesOnly>(factors, LiveRows(task, block + 1), half);
       wait(&barriers->tables_free[turn.index], turn.phase ^ 1);
       Tables* tables = reinterpret_cast<Tables*>(shared + in.layout.tables(turn.index));
-      fill_tables<kLinear, kNodesOnly>(factors, row, block, half, makes, &nodes, tables);
+      fill_tables<kLinear, kNodesOnly>(factors, row, block, half, makes, old, &nodes, tables);
       if constexpr (kNodesOnly) {
         if (half == 0 && block + 1 == task.end) {
-          float* to = in.sum_decay + 2 * in.place(task.places + task.segment - task.oldest, task.head, task.tile);
+          float* to = in.sum_decay + 2 * in.place(task.places + task.segment - task.oldest_segment, task.head, task.tile);
           if (lane == 0) to[0] = kLinear ? nodes.decay : nodes.last[0], to[1] = nodes.last[1];
         }
       }

@@ -135,7 +135,8 @@ struct Inputs {
   Geometry geometry;
   NodeScratch scratch;
   int most_entries = 0;
-  bool beside_sweeps = false;  // sequences that take_sweep() names are others' work
+  bool beside_sweeps = false;  // sequences that takes_sweep() names are others' work
+  SweepRoutes routes;
 
   template <class Problem>
   explicit Inputs(const Problem& p)
@@ -148,7 +149,8 @@ struct Inputs {
         write(p.write),
         lambda(p.lambda),
         state(p.state),
-        geometry(p.shape, p.state) {
+        geometry(p.shape, p.state),
+        routes(sweep_routes(p.shape, p.state)) {
     most_entries = geometry.most_entries(shape, batch.most_length, batch.most_rows);
     const int64_t most_rows = batch.most_rows + shape.grain - 1;  // with those of the tail
     geometry.slots.most = most_rows >> geometry.chunk.rows_log;
@@ -182,6 +184,10 @@ int32_t load_nodes_kernels();
 // Outputs and states of the sequences that takes_step() names: one kernel.
 int32_t launch_steps(const Inputs& in, const View& y, void* stream);
 int32_t load_steps();
+// The same where shapes and types allow it, of which alone the choice depends.
+bool takes_bf16_steps(const Inputs& in);
+int32_t launch_bf16_steps(const Inputs& in, const View& y, void* stream);
+int32_t load_bf16_steps();
 
 int32_t launch_forward(const void* problem, const Limits& limits, char* scratch, void* stream);
 // The same without the outputs and nodes of sequences that take sweeps.
@@ -199,9 +205,9 @@ int32_t load_backward();
 // Whether a sequence appends few rows to one chunk. Its own rows alone decide, so that its bits do not depend on the batch.
 constexpr int kStepRows = 4;
 LLA_HOST_DEVICE inline bool takes_step(const Geometry& geometry, const Sequence& sequence) {
-  const int shift = geometry.chunk.rows_log;
+  const int rows = geometry.chunk.rows;
   return geometry.chunk.ratio_log == 0 && !sequence.padding && sequence.rows > 0 && sequence.rows <= kStepRows &&
-         sequence.position >> shift == (sequence.position + sequence.rows - 1) >> shift;
+         (sequence.position & (rows - 1)) + sequence.rows <= rows;
 }
 
 LLA_HOST_DEVICE inline int64_t tiles_of(int64_t size) { return (size + kTile - 1) / kTile; }
@@ -214,7 +220,7 @@ struct Walk {
 
   __device__ Walk(const Inputs& in, int64_t b)
       : sequence(in.batch.sequences[b]), range(sequence, in.geometry.chunk), slot(in.geometry.slots.first(in.batch, b)) {
-    if (sequence.padding || (in.beside_sweeps && takes_sweep(sequence))) range.count = range.full = 0;
+    if (sequence.padding || (in.beside_sweeps && takes_sweep(sequence, in.routes))) range.count = range.full = 0;
   }
   __device__ __forceinline__ int64_t slot_of(int64_t chunk) const { return slot + chunk - range.first; }
   __device__ __forceinline__ bool makes(int64_t chunk) const {

@@ -48,10 +48,22 @@ union ContentShared {
   float product[64 * kStride];
 };
 
+// By one warp, whose lane l gives the log gates and write strengths of local rows l and l + 32: with which rows of a chunk
+// enter its content. Returns the log decay of the chunk (in all lanes).
+__device__ __forceinline__ float list_content_factors(const float (&gate)[2], const float (&write)[2], float* factors) {
+  float total = 0;
+  block_sums(gate[0], gate[1], [&](int d, int r, float prefix, float suffix) {
+    if (d != 6) return;
+    factors[r] = (r < 32 ? write[0] : write[1]) * decay_of(suffix);
+    total = prefix;
+  });
+  return __shfl_sync(kAllLanes, total, 31);
+}
+
 // Rows k0 ... k0 + 63 of the content of a chunk, 64 columns of values.
 template <bool kExact>
 __device__ __forceinline__ void make_content(const Inputs& in, const Sequence& sequence, const ChunkSpan& span, int head,
-                                             int group, int k0, int v0, const ChunkDecays& decays,
+                                             int group, int k0, int v0, const float* factors,
                                              ContentShared<kExact>& shared) {
   Tile<kExact>&key = shared.tiles[0], &value = shared.tiles[1];
   fill_tile<kExact>(key, k0, in.shape.key_dim, group_key_rows(in, sequence, span, group));
@@ -60,7 +72,7 @@ __device__ __forceinline__ void make_content(const Inputs& in, const Sequence& s
 #pragma unroll 1  // once a tile: few registers
   for (int i = threadIdx.x; i < 64 * 32; i += kThreads) {
     const int r = i / 32, c = 2 * (i % 32);
-    const float factor = decays.write[r] * decays.key[7][r];
+    const float factor = factors[r];
     const float2 x = read_pair<kExact>(value, r, c);
     write_pair<kExact>(value, r, c, factor * x.x, factor * x.y);
   }

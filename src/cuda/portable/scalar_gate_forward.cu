@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kWalkThreads)
     const int64_t head = task % heads, index = task / heads % (levels + 1), item = task / heads / (levels + 1) % most;
     const Walk walk(in, task / heads / (levels + 1) / most);
     if (walk.sequence.padding || item >= walk.sequence.nodes_to_store_count) continue;
-    if (takes_step(geometry, walk.sequence) || (in.beside_sweeps && takes_sweep(walk.sequence))) continue;
+    if (takes_step(geometry, walk.sequence) || (in.beside_sweeps && takes_sweep(walk.sequence, in.routes))) continue;
     const NodesToStore& plan = walk.sequence.nodes_to_store[item];
     const int state_level = index == levels ? kAbsorbed : static_cast<int>(index);
     const int32_t id = plan.node[state_level];
@@ -298,7 +298,7 @@ Size forward_bytes(const MixerForward& p, const Limits& limits, int64_t heads) {
 
 int32_t launch_slices(const MixerForward& p, bool beside_sweeps, char* scratch, void* stream) {
   const Inputs in(p);
-  if (beside_sweeps && all_take_sweeps(p.batch)) return launch_tail(in, stream);
+  if (beside_sweeps && all_take_sweeps(p.batch, in.routes)) return launch_tail(in, stream);
   int32_t status = LLA_OK;
   if (in.geometry.chunk.ratio_log == 0) {
     status = launch_steps(in, p.y, stream);

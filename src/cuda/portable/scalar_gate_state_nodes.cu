@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The nodes that a state keeps of a sequence without a history, straight from the sequence's rows: nothing but what is
+// The nodes that a state keeps of a sequence that takes a sweep, straight from its rows and its history: nothing but what is
 // stored is made. Rows are summed up in runs, newest chunk first, each chunk with its decay to the run's end; a node of
 // several runs is their sum. Runs have the same places in every call, so that bits depend on the sequence alone.
 #include "cuda/common/reduce.h"
@@ -22,6 +22,7 @@ struct ChunkTiles {
 };
 struct RunsShared {
   ChunkTiles tiles[2];
+  float total;  // log decay
 };
 
 struct StateNodes {
@@ -64,7 +65,7 @@ struct StoredBorder {
   __device__ int64_t begin(int level, int64_t grain) const { return (number >> (level + 1) << (level + 1)) * grain; }
 };
 
-// Rows of a sequence without a history, by their distance from its first one. Sweeps take tensors whose rows are whole
+// Rows of a call, by their distance from its first one. Sweeps take tensors whose rows are whole
 // pieces of 16 bytes only.
 struct CallRows {
   const char *key, *value;
@@ -181,12 +182,39 @@ __device__ __forceinline__ void sum_rows(const Inputs& in, const Sequence& seque
     }
     if (more && makes_factors) newer = gates.make_factors(newer, shared.tiles[side ^ 1].factor);
   }
+  if (threadIdx.x == 0) shared.total = newer;
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kMostKeyTiles; ++i) {
     if (i < key_tiles) store(i, sum[i]);
   }
   if (threadIdx.x == 0) total(newer);
+  __syncthreads();
+}
+
+// Calls f(node) for the nodes of the history within rows [begin, end), newest first.
+template <class F>
+__device__ __forceinline__ void each_old_node(const Inputs& in, const Sequence& sequence, int64_t head, int64_t begin,
+                                              int64_t end, F f) {
+  if (!sequence.history.has_past() || begin >= sequence.position) return;
+  const int64_t grain = in.shape.grain, number = sequence.position / grain;
+  const int apart = in.geometry.linear ? 0 : in.geometry.apart - in.geometry.chunk.ratio_log;
+  const auto visit = [&](int level) {
+    const int32_t id = sequence.history.node[level];
+    if (id < 0) return;
+    NodeSource node;
+    node.data = in.state.node(id, head);
+    node.dtype = in.state.node_layout.dtype;
+    node.decay = load_element(in.state.node_decay(id, head), LLA_F32, 0);
+    f(node);
+  };
+#pragma unroll 1
+  for (int level = 0; level < apart && number >> level != 0; ++level) {
+    if (((number >> level) & 1) == 0) continue;
+    const int64_t first = (number >> (level + 1) << (level + 1)) * grain;
+    if (first >= begin && first + (grain << level) <= end) visit(level);
+  }
+  if (in.geometry.absorbs && begin == 0 && number >> apart != 0) visit(kAbsorbed);
 }
 
 // One block: one run, or one small node, of one head and 64 columns of values.
@@ -198,7 +226,7 @@ __global__ void __launch_bounds__(kThreads) sum_runs(const __grid_constant__ Sta
     const int64_t head = in.head_of(task % heads), tile = task / heads % tiles, piece = task / heads / tiles % pieces;
     const int64_t b = task / heads / tiles / pieces;
     const Sequence& sequence = in.batch.sequences[b];
-    if (!takes_sweep(sequence) || a.item >= sequence.nodes_to_store_count) continue;
+    if (!takes_sweep(sequence, in.routes) || a.item >= sequence.nodes_to_store_count) continue;
     const StoredBorder border(in, sequence, a.item);
     const int64_t grain = in.shape.grain, v0 = tile * kTile, value_dim = in.shape.value_dim;
     if (piece < a.small) {
@@ -213,12 +241,23 @@ __global__ void __launch_bounds__(kThreads) sum_runs(const __grid_constant__ Sta
             each_pair(sum, [&](int r, int c, float x, float y) {
               const int64_t row = part * kTile + r, column = v0 + c;
               if (row >= in.shape.key_dim) return;
+              float newer = shared.total;
+              each_old_node(in, sequence, head, begin, begin + (grain << level), [&](const NodeSource& node) {
+                const float factor = decay_of(newer);
+                const int64_t e = row * value_dim + column;
+                if (column < value_dim) x = fmaf(factor, load_element(node.data, node.dtype, e), x);
+                if (column + 1 < value_dim) y = fmaf(factor, load_element(node.data, node.dtype, e + 1), y);
+                newer += node.decay;
+              });
               if (column < value_dim) store_element(to, dtype, row * value_dim + column, x);
               if (column + 1 < value_dim) store_element(to, dtype, row * value_dim + column + 1, y);
             });
           },
           [&](float decay) {
-            if (tile == 0) store_element(in.state.node_decay(id, head), LLA_F32, 0, decay);
+            if (tile != 0) return;
+            each_old_node(in, sequence, head, begin, begin + (grain << level),
+                          [&](const NodeSource& node) { decay += node.decay; });
+            store_element(in.state.node_decay(id, head), LLA_F32, 0, decay);
           });
       continue;
     }
@@ -257,7 +296,7 @@ __global__ void __launch_bounds__(kWalkThreads) join_runs(const __grid_constant_
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const int64_t head = task % heads, index = task / heads % (levels + 1), b = task / heads / (levels + 1);
     const Sequence& sequence = in.batch.sequences[b];
-    if (!takes_sweep(sequence) || a.item >= sequence.nodes_to_store_count) continue;
+    if (!takes_sweep(sequence, in.routes) || a.item >= sequence.nodes_to_store_count) continue;
     const StoredBorder border(in, sequence, a.item);
     const int level = index == levels ? kAbsorbed : static_cast<int>(index) + a.small;
     if (!border.wants(level)) continue;
@@ -269,19 +308,23 @@ __global__ void __launch_bounds__(kWalkThreads) join_runs(const __grid_constant_
       begin = border.begin(level, grain);
       end = begin + (grain << level);
     }
-    begin = max(begin, sequence.position);
-    const int64_t first = begin >> kRunLog, last = (end - 1) >> kRunLog;  // runs
+    const int64_t live = max(begin, sequence.position);
+    const int64_t first = live >> kRunLog, last = (end - 1) >> kRunLog;  // runs
     const int32_t id = border.plan.node[level], dtype = in.state.node_layout.dtype;
     char* to = in.state.node(id, head);
     const int64_t size = in.shape.key_dim * value_dim;
     for (int64_t e = threadIdx.x; e <= size; e += kWalkThreads) {  // the one after the last is the log decay
       const int64_t row = e / value_dim, column = e % value_dim;
       float sum = 0, newer = 0;
-      for (int64_t run = last; run >= first && begin < end; --run) {
+      for (int64_t run = last; run >= first && live < end; --run) {
         const int64_t place = a.place(sequence, b, run);
         if (e < size) sum = fmaf(decay_of(newer), a.content(place, head, column / kTile)[row * kTile + column % kTile], sum);
         newer += a.decays[place * heads + head];
       }
+      each_old_node(in, sequence, head, begin, end, [&](const NodeSource& node) {
+        if (e < size) sum = fmaf(decay_of(newer), load_element(node.data, node.dtype, e), sum);
+        newer += node.decay;
+      });
       if (e < size)
         store_element(to, dtype, e, sum);
       else

@@ -3,7 +3,7 @@
 // leaving its chunk. Their products are sums over what is read once, the raw rows of the tail and the nodes of the past:
 // time is the nodes' bytes. Each thread streams pieces of its own through shared memory, several stages ahead, from the
 // moment it knows the sequence; what the rows read them with is made meanwhile. A step that completes a chunk makes its node
-// from the same stream.
+// from the same stream. For any shapes and types; where all is bf16 there is scalar_gate_bf16_step.cu.
 #include "cuda/portable/scalar_gate.h"
 #include "cuda/portable/scalar_gate_columns.h"
 #include "cuda/portable/scalar_gate_fold.h"
@@ -28,10 +28,9 @@ struct alignas(16) StepShared {
   float write[64];
   float newer[64];  // log decays from the ends of the past's entries to the chunk's start
   float past[64];   // over these entries
-  // Of a chunk that is completed: its decays, those from the ends of nodes that are merged to its end, and the log decay of
-  // the new node.
-  ChunkDecays decays;
-  float factor[64], total;
+  // Of a chunk that is completed: its rows' factors, decays from the ends of nodes that are merged to its end, and the log
+  // decay of the new node.
+  float content[64], factor[64], total;
 };
 
 template <int kRows>
@@ -103,60 +102,8 @@ __device__ __forceinline__ void list_row_decays(const Inputs& in, const Step& st
     if (lane == 0) shared.into[r] = decay_of(low);
   }
   if (!step.folds) return;
-  const float total = fill_decays(gate, write, &shared.decays);
+  const float total = list_content_factors(gate, write, shared.content);
   if (lane == 0) shared.total = total;
-}
-
-// By one warp. Copies rows into the ring blocks of the tail, new ones from the call's tensors, older ones from the history:
-// the step's columns of values; by the block of the first ones the gates, and by that of the group's first head the keys.
-// What others read stands elsewhere in the ring.
-__device__ __forceinline__ void store_rows(const Inputs& in, const Step& step) {
-  const Sequence& sequence = step.sequence;
-  const SlotMemory& state = in.state;
-  const TailLayout& layout = state.tail_layout;
-  const SlotImage& history = sequence.history;
-  const int head = step.head, group = step.group, dim = static_cast<int>(in.shape.key_dim);
-  const int members = static_cast<int>(in.shape.heads) / static_cast<int>(in.shape.groups);
-  const bool is_first = head == (in.shape.head_map == LLA_HEAD_MAP_CYCLIC ? group : group * members);
-  const int values = (step.columns + kColumns - 1) / kColumns;
-  const int parts = values + (is_first && step.v0 == 0 ? (dim + kColumns - 1) / kColumns : 0);
-  const uint32_t capacity = static_cast<uint32_t>(layout.capacity);
-  for (int64_t item = 0; item < sequence.tail_to_store_count; ++item) {
-    const RowsToStore& plan = sequence.tail_to_store[item];
-    for (int64_t p = plan.first; p < plan.last; ++p) {
-      const bool fresh = p >= sequence.position;
-      if (!fresh && (history.tail < 0 || p < history.start)) continue;
-      const int64_t ring = (plan.ring + static_cast<uint32_t>(p - plan.first)) % capacity;
-      const int64_t from_ring = (history.tail_origin + static_cast<uint32_t>(p & (in.shape.grain - 1))) % capacity;
-      const int64_t row = sequence.row_begin + p - sequence.position;
-      if (!fresh && plan.block == history.tail && ring == from_ring) continue;
-#pragma unroll 1
-      for (int part = threadIdx.x % 32; part < parts; part += 32) {
-        const bool value = part < values;
-        const int column = kColumns * (value ? part : part - values) + (value ? step.v0 : 0), owner = value ? head : group;
-        const int count = (value ? step.v0 + step.columns : dim) - column;
-        const View& tensor = value ? in.v : in.k;
-        const void* from = fresh   ? tensor.at(sequence.index, row, owner)
-                           : value ? state.tail_v(history.tail, owner, from_ring)
-                                   : state.tail_k(history.tail, owner, from_ring);
-        void* to = value ? state.tail_v(plan.block, owner, ring) : state.tail_k(plan.block, owner, ring);
-        float x[kColumns];
-        load_columns(from, fresh ? tensor.dtype : layout.dtype, column, count, x);
-        store_columns(to, layout.dtype, column, count, x);
-      }
-      if (step.v0 != 0 || threadIdx.x % 32 != 31) continue;
-      float gate = 0, write = 1;
-      if (fresh) {
-        if (in.gate.present()) gate = load_element(in.gate.at(sequence.index, row, head), in.gate.dtype, 0);
-        if (in.write.present()) write = load_element(in.write.at(sequence.index, row, head), in.write.dtype, 0);
-      } else {
-        gate = load_element(state.tail_gate(history.tail, head, from_ring), LLA_F32, 0);
-        write = load_element(state.tail_write(history.tail, head, from_ring), LLA_F32, 0);
-      }
-      store_element(state.tail_gate(plan.block, head, ring), LLA_F32, 0, gate);
-      store_element(state.tail_write(plan.block, head, ring), LLA_F32, 0, write);
-    }
-  }
 }
 
 // With what the rows read: a warp for each kind.
@@ -302,7 +249,7 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
     const int row = k0 + stream.lane;
     if constexpr (kFolds) {
       if (k0 % 64 == 0)
-        make_content<kExact>(in, step.sequence, step.span, step.head, step.group, k0, step.v0, shared.decays, content);
+        make_content<kExact>(in, step.sequence, step.span, step.head, step.group, k0, step.v0, shared.content, content);
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) {
         const char* from =
@@ -370,29 +317,6 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
     put_runs(sum, part);
 }
 
-// The rest of a border: the new nodes' decays, and nodes that are only copied.
-template <int kRows>
-__device__ __forceinline__ void finish_border(const Inputs& in, const Step& step, const StepShared<kRows>& shared) {
-  const int32_t dtype = in.state.node_layout.dtype;
-  const int64_t value_dim = in.shape.value_dim;
-  const Border border(in.geometry, step.span.begin >> in.geometry.chunk.rows_log);
-  each_node_to_store(in.geometry, step.sequence, border, [&](int32_t id, int level) {
-    float decay = shared.total;
-    if (!border.is_new(level)) {
-      const int from = border.copied(level);
-      const char* old = from >= 0 && step.history.has(from) ? shared.node[0][step.history.rank(from)] : nullptr;
-      decay = old ? shared.past[from] : 0;
-      for (int i = threadIdx.x; i < in.shape.key_dim * kAcross; i += kThreads) {
-        const int64_t row = i / kAcross * value_dim * dtype_size(dtype), column = step.v0 + i % kAcross * kColumns;
-        float x[kColumns] = {};
-        if (old) load_columns(old + row, dtype, column, value_dim - column, x);
-        store_columns(in.state.node(id, step.head) + row, dtype, column, value_dim - column, x);
-      }
-    }
-    if (threadIdx.x == 0 && step.v0 == 0) store_element(in.state.node_decay(id, step.head), LLA_F32, 0, decay);
-  });
-}
-
 // One block: one step of one head, 64 columns of values. No loop over tasks: what it needs would stay in registers.
 template <int kRows, bool kExact>
 __global__ void __launch_bounds__(kThreads, kRows > 1 ? 2
@@ -412,7 +336,7 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 2
   const int group = static_cast<int>(number / members), head = cyclic ? number % members * groups + group : number;
   const int v0 = static_cast<int>(part) * 64;
   const int64_t chunk = sequence.position >> in.geometry.chunk.rows_log;
-  const History history(in, sequence.history, past_of(in.geometry, chunk, chunk));
+  const History history(History::Ids(in, sequence.history), past_of(in.geometry, chunk, chunk));
   if (!takes_step(in.geometry, sequence)) return;
   const ChunkSpan span(sequence, in.geometry.chunk, chunk);
   const Step step{
@@ -501,7 +425,8 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 2
   auto& content = *reinterpret_cast<ContentShared<kExact>*>(ring + StepRing<kExact>::kFoldStages * kStageBytes);
   if (step.folds) {
     read_nodes<kRows, kExact, true>(in, step, shared, query, ring, content, stream, of_nodes);
-    finish_border<kRows>(in, step, shared);
+    finish_border(
+        in, step, shared.node[0], [&](int level) { return shared.past[level]; }, shared.total);
   } else if (history.live) {
     read_nodes<kRows, kExact, false>(in, step, shared, query, ring, content, stream, of_nodes);
   }
@@ -534,13 +459,14 @@ int32_t launch_rows(const Inputs& in, const View& y, void* stream) {
 }  // namespace
 
 int32_t launch_steps(const Inputs& in, const View& y, void* stream) {
+  if (takes_bf16_steps(in)) return launch_bf16_steps(in, y, stream);
   if (in.batch.most_rows <= 1)
     return in.exact() ? launch_rows<1, true>(in, y, stream) : launch_rows<1, false>(in, y, stream);
   return in.exact() ? launch_rows<kStepRows, true>(in, y, stream) : launch_rows<kStepRows, false>(in, y, stream);
 }
 
 int32_t load_steps() {
-  for (const int32_t status : {load_kernel(step_rows<1, false>), load_kernel(step_rows<1, true>),
+  for (const int32_t status : {load_bf16_steps(), load_kernel(step_rows<1, false>), load_kernel(step_rows<1, true>),
                                load_kernel(step_rows<kStepRows, false>), load_kernel(step_rows<kStepRows, true>)}) {
     if (status != LLA_OK) return status;
   }

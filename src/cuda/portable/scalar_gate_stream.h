@@ -6,12 +6,11 @@
 #include "cuda/portable/scalar_gate.h"
 #include "cuda/portable/scalar_gate_columns.h"
 #include "cuda/portable/scalar_gate_fold.h"
+#include "cuda/portable/scalar_gate_step.h"
 
 namespace lla::cuda::scalar_gate {
 
-constexpr int kAcross = 64 / kColumns;      // threads that share a row; a block has 64 columns of values
-constexpr int kLanes = kThreads / kAcross;  // threads that share the rows of one run of columns
-constexpr int kWarps = kThreads / 32;
+constexpr int kLanes = kThreads / kAcross;   // threads that share the rows of one run of columns
 constexpr int kPieces = 4;                   // of a thread in one stage
 constexpr int kPieceStride = 16 * kThreads;  // bytes between them
 constexpr int kStageBytes = kPieces * kPieceStride;
@@ -22,66 +21,6 @@ struct StepRing {
   static constexpr int kFoldStages = 3;
   static constexpr int kStages = kFoldStages + sizeof(ContentShared<kExact>) / kStageBytes;
   static constexpr int kBytes = kFoldStages * kStageBytes + sizeof(ContentShared<kExact>);
-};
-
-// The nodes of a step's past, all of the history. By all lanes of each warp.
-struct History {
-  int32_t id[2];  // of entries lane and lane + 32; -1: zero
-  uint64_t live;  // entries that are there
-
-  __device__ History(const Inputs& in, const SlotImage& image, uint64_t past) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int level = lane + 32 * half, index = level == kOldest ? kAbsorbed : level;
-      const int32_t node =
-          in.state.nodes.base && index < kNodes ? image.node[index] : -1;  // asked for before `past` is known
-      id[half] = (past >> level) & 1 ? node : -1;
-    }
-    live = __ballot_sync(kAllLanes, id[0] >= 0) | static_cast<uint64_t>(__ballot_sync(kAllLanes, id[1] >= 0)) << 32;
-  }
-  __device__ __forceinline__ bool has(int level) const { return (live >> level) & 1; }
-  __device__ __forceinline__ int count() const { return __popcll(live); }
-  // Which of the nodes entry `level` is.
-  __device__ __forceinline__ int rank(int level) const { return __popcll(live & ((uint64_t{1} << level) - 1)); }
-  __device__ __forceinline__ void list_nodes(const Inputs& in, int head, const char** nodes) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (id[half] >= 0) nodes[rank(threadIdx.x % 32 + 32 * half)] = in.state.node(id[half], head);
-    }
-    __syncwarp();
-  }
-  // By one warp.
-  __device__ __forceinline__ void list_decays(const Inputs& in, int64_t head, float* decays, float* newer) const {
-    const int lane = threadIdx.x % 32;
-    float decay[2];
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-      decay[half] = id[half] >= 0 ? *reinterpret_cast<const float*>(in.state.node_decay(id[half], head)) : 0;
-    float carry = 0;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float sum = decay[half];  // of this and the newer ones
-      for (int d = 1; d < 32; d *= 2) {
-        const float other = __shfl_up_sync(kAllLanes, sum, d);
-        if (lane >= d) sum += other;
-      }
-      const float before = __shfl_up_sync(kAllLanes, sum, 1);
-      decays[lane + 32 * half] = decay[half];
-      newer[lane + 32 * half] = lane == 0 ? carry : carry + before;
-      carry += __shfl_sync(kAllLanes, sum, 31);
-    }
-  }
-};
-
-// A step of one head, 64 columns of values.
-struct Step {
-  const Sequence& sequence;
-  ChunkSpan span;
-  History history;
-  int head, group;
-  int v0, columns;  // of the values; at most 64
-  bool folds;       // completes its chunk, and the state wants the node
 };
 
 // Where piece `piece` of row `row` of a warp's four rows, column run `run`, lies in the warp's part of a stage: such that
