@@ -138,7 +138,7 @@ struct OldNodes {
   int first = -1;   // its first block; -1: the absorbing node
   float newer = 0;  // log decay from its end to that of the history
 
-  __device__ __forceinline__ OldNodes() = default;
+  OldNodes() = default;
   __device__ __forceinline__ OldNodes(const SweepParameters& in, const Task& task) : count(task.old_count()) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     float decay = 0;
