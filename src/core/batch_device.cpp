@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A batch on a device: the memory that its plan needs there, and the way of the plan to it.
+#include "core/batch_device.h"
+
 #include <algorithm>
 
 #include "core/batch.h"
-#include "core/batch_device.h"
 #include "core/batch_records.h"
 #include "core/checked.h"
 #include "core/error.h"
@@ -71,7 +72,8 @@ lla_status bind_device_memory(Batch* batch, void* memory, size_t bytes, lla_erro
   if (reinterpret_cast<uintptr_t>(memory) % static_cast<uintptr_t>(kAlignment) != 0)
     return fail(error, LLA_MISALIGNED, "memory is not aligned to %lld bytes", static_cast<long long>(kAlignment));
   if (bytes < needed) return fail(error, LLA_BUFFER_TOO_SMALL, "bytes = %zu, but the batch needs %zu", bytes, needed);
-  if (!reaches_memory(*batch->context, memory)) return fail(error, LLA_INVALID_ARGUMENT, "memory is not memory of the device");
+  if (!reaches_memory(*batch->context, memory))
+    return fail(error, LLA_INVALID_ARGUMENT, "memory is not memory of the device");
   batch->device_memory = static_cast<char*>(memory);
   return LLA_OK;
 }
@@ -85,6 +87,8 @@ lla_status upload_plan(Batch* batch, void* stream, lla_error* error) noexcept {
   BatchView& view = batch->device_view;
   view = batch->view;
   view.max_draft = batch->state ? batch->state->plan().max_draft : 0;
+  view.fresh = !batch->limits.replay;
+  view.least_rows = view.fresh ? view.total_rows : 0;
   for (int64_t b = 0; b < view.count; ++b) {
     const Sequence& sequence = batch->sequences[b];
     Sequence& moved = batch->translated[b];
@@ -94,6 +98,8 @@ lla_status upload_plan(Batch* batch, void* stream, lla_error* error) noexcept {
     moved.conv_to_store = translate<RowsToStore>(sequence.conv_to_store, batch->rows, base + layout.rows);
     if (sequence.padding || batch->limits.replay) continue;
     view.most_rows = std::max(view.most_rows, sequence.rows);
+    view.least_rows = std::min(view.least_rows, sequence.rows);
+    view.fresh = view.fresh && !sequence.history.has_past();
     view.most_length = std::max(view.most_length, sequence.position + sequence.rows);
     view.most_nodes_to_store = std::max(view.most_nodes_to_store, sequence.nodes_to_store_count);
     view.most_tail_to_store = std::max(view.most_tail_to_store, sequence.tail_to_store_count);

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Loading of the plugin by absolute path: lla/liblla-cuda.so in the folder of the library, or of the program that contains the
-// library statically.
+// Loading of the plugin by absolute path: lla/liblla-cuda.so in the folder of the library, or of the program that contains
+// the library statically.
 #include "core/plugin_loader.h"
 
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <limits.h>
+#include <link.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstdio>
@@ -34,11 +37,29 @@ bool own_folder_path(char (&path)[PATH_MAX]) noexcept {
   return length > 0 && static_cast<size_t>(length) < sizeof path;
 }
 
+// Whether the file reaches to the end of its table of sections, which is the last thing in it. The loader would map a file
+// that was cut short, by a full disk say, and the process would die of SIGBUS.
+bool is_whole(const char* path) noexcept {
+  ElfW(Ehdr) header;
+  struct stat facts;
+  const int file = open(path, O_RDONLY | O_CLOEXEC);
+  if (file < 0) return false;
+  const bool known = fstat(file, &facts) == 0 && read(file, &header, sizeof header) == static_cast<ssize_t>(sizeof header) &&
+                     std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0;
+  close(file);
+  if (!known || header.e_shoff > static_cast<uint64_t>(facts.st_size)) return false;
+  return uint64_t{header.e_shnum} * header.e_shentsize <= static_cast<uint64_t>(facts.st_size) - header.e_shoff;
+}
+
 lla_status open_plugin(const Plugin** plugin, char* reason, size_t capacity) noexcept {
   char path[PATH_MAX];
   if (!own_folder_path(path) || access(path, R_OK) != 0) {
     std::snprintf(reason, capacity, "cuda: the plugin is not installed (%s beside the library)", kFile);
     return LLA_BACKEND_MISSING;
+  }
+  if (!is_whole(path)) {
+    std::snprintf(reason, capacity, "cuda: the plugin cannot be opened: %.120s is not a whole library", path);
+    return LLA_BACKEND_MISMATCH;
   }
   void* handle = dlopen(path, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (!handle) {

@@ -34,14 +34,14 @@ struct Matrix {
   LLA_HOST_DEVICE void* at(int64_t i, int64_t j = 0) const { return offset_elements(data, dtype, i * row_stride + j); }
 };
 
-// One sequence of a planned batch. Its rows are the absolute rows row_begin ... row_begin + rows - 1 of the tensors' row axis
-// and stand at positions position ... position + rows - 1.
+// One sequence of a planned batch. Its rows are the absolute rows row_begin ... row_begin + rows - 1 of the tensors' row
+// axis and stand at positions position ... position + rows - 1.
 struct Sequence {
   int64_t index = 0;  // b
   int64_t row_begin = 0, rows = 0;
   int64_t position = 0;
-  bool padding = false;  // slot -1: rows are skipped
-  SlotImage history;     // history.tail < 0: none (position may still be > 0: an empty past)
+  bool padding = false;                          // slot -1: rows are skipped
+  SlotImage history;                             // history.tail < 0: none (position may still be > 0: an empty past)
   const NodesToStore* nodes_to_store = nullptr;  // by rising position, all in (position, position + rows]
   int64_t nodes_to_store_count = 0;
   const RowsToStore* tail_to_store = nullptr;
@@ -59,15 +59,17 @@ struct RowRange {
 struct BatchView {
   const Sequence* sequences = nullptr;
   int64_t count = 0;
-  int64_t total_rows = 0;             // length of the row axis
-  const RowRange* slack = nullptr;    // rows of no live sequence: outputs are zeroed there (by the steps of kind Zero)
+  int64_t total_rows = 0;           // length of the row axis
+  const RowRange* slack = nullptr;  // rows of no live sequence: outputs are zeroed there (by the steps of kind Zero)
   int64_t slack_count = 0;
   // Only device backends look at the rest. All pointers are the device's; grids are made from these upper bounds.
-  int64_t most_rows = 0;    // rows of one sequence
-  int64_t most_length = 0;  // position + rows of one sequence
+  int64_t most_rows = 0;                                                            // rows of one sequence
+  int64_t most_length = 0;                                                          // position + rows of one sequence
   int64_t most_nodes_to_store = 0, most_tail_to_store = 0, most_conv_to_store = 0;  // entries of one sequence
-  int64_t max_draft = 0;    // a sequence of at most so many rows is a draft: it stores nodes at every border that it crosses
-  bool stores = true;       // false: nothing is stored, whatever the sequences say (a forward that is recomputed)
+  int64_t least_rows = 0;                                                           // of a sequence that is not padding
+  bool fresh = false;     // no sequence has a history; false also if the host does not know
+  int64_t max_draft = 0;  // a sequence of at most so many rows is a draft: it stores nodes at every border that it crosses
+  bool stores = true;     // false: nothing is stored, whatever the sequences say (a forward that is recomputed)
 };
 
 // Upper limits from which workspaces are sized.
@@ -83,9 +85,9 @@ struct MixerShape {
   int32_t head_map = LLA_HEAD_MAP_BLOCKED;
   int64_t heads = 1, groups = 1, key_dim = 1, value_dim = 1;
   int64_t grain = 64;
-  int64_t levels = 0;    // λ columns; 0: linear (weight 1)
-  bool absorb = false;   // levels >= L - 1 read column L - 1
-  double scale = 1;      // multiplies q
+  int64_t levels = 0;   // λ columns; 0: linear (weight 1)
+  bool absorb = false;  // levels >= L - 1 read column L - 1
+  double scale = 1;     // multiplies q
 
   LLA_HOST_DEVICE int64_t group_of(int64_t head) const {
     return head_map == LLA_HEAD_MAP_CYCLIC ? head % groups : head / (heads / groups);
@@ -106,11 +108,11 @@ struct MixerShape {
 struct MixerForward {
   MixerShape shape;
   BatchView batch;
-  View q, k, v;       // [N, G, dk], [N, G, dk], [N, H, dv]
-  View gate, write;   // [N, H]; not present: log gate 0, write strength 1
-  View lambda;        // [N, H, L]; not present: linear
-  View y;             // [N, H, dv]
-  SlotMemory state;   // of this layer; pools empty: no state
+  View q, k, v;           // [N, G, dk], [N, G, dk], [N, H, dv]
+  View gate, write;       // [N, H]; not present: log gate 0, write strength 1
+  View lambda;            // [N, H, L]; not present: linear
+  View y;                 // [N, H, dv]
+  SlotMemory state;       // of this layer; pools empty: no state
   void* saved = nullptr;  // written if not null
 };
 
@@ -118,11 +120,11 @@ struct MixerBackward {
   MixerShape shape;
   BatchView batch;
   View q, k, v, gate, write, lambda;
-  View dy;                                   // gradient of y
-  View dq, dk, dv, dgate, dwrite, dlambda;   // written (or added to) where present
-  SlotMemory state;                          // initial states, read only
-  SlotMemory gradient;                       // of Sequence::initial_gradient and final_gradient
-  const void* saved = nullptr;               // of forward, or null: recompute
+  View dy;                                  // gradient of y
+  View dq, dk, dv, dgate, dwrite, dlambda;  // written (or added to) where present
+  SlotMemory state;                         // initial states, read only
+  SlotMemory gradient;                      // of Sequence::initial_gradient and final_gradient
+  const void* saved = nullptr;              // of forward, or null: recompute
 };
 
 // ---- parts --------------------------------------------------------------------------------------------------------------
@@ -133,8 +135,8 @@ struct Convolution {
   int32_t activation = LLA_ACTIVATION_SILU;
   int64_t first_channel = 0;  // where this stream's channels begin in the conv block
   BatchView batch;
-  View x, y;                  // [N, channels]
-  Matrix weight, bias;        // [channels, W], [channels]
+  View x, y;            // [N, channels]
+  Matrix weight, bias;  // [channels, W], [channels]
   SlotMemory state;
   // backward only
   View dy, dx;
@@ -147,9 +149,9 @@ struct Gates {
   int32_t gate_form = 0, write_form = 0, lambda_form = 0;
   double dt_min = 0, dt_max = INFINITY, lambda_scale = 1;
   BatchView batch;
-  View gate, write, lambda;                // raw [N, H], [N, H], [N, H, L]
-  Matrix dt_bias, a_log, lambda_weight;    // [H], [H], [H, L]
-  View gate_out, write_out, lambda_out;    // forward results, where present (backward: not used)
+  View gate, write, lambda;              // raw [N, H], [N, H], [N, H, L]
+  Matrix dt_bias, a_log, lambda_weight;  // [H], [H], [H, L]
+  View gate_out, write_out, lambda_out;  // forward results, where present (backward: not used)
   // backward only: gradients of the results (in), then of raw inputs and weights (out)
   View dgate_out, dwrite_out, dlambda_out;
   View dgate, dwrite, dlambda;
@@ -168,16 +170,16 @@ struct L2Norm {
 // Without z the gate is 1; without w the scale is 1.
 struct GatedNorm {
   int32_t form = LLA_NORM_NONE;
-  int64_t width = 0;            // H * dv
+  int64_t width = 0;                 // H * dv
   int64_t heads = 1, value_dim = 1;  // of skip and D
-  int64_t group = 0;            // elements per RMS; divides width
+  int64_t group = 0;                 // elements per RMS; divides width
   bool skip_per_channel = false;     // D is [width], else [heads]
   bool weight_per_group = false;     // w is [group], else [width]
   double epsilon = 1e-5;
   BatchView batch;
-  View x;       // [N, heads, value_dim] when head_stride is set by the caller, width = heads * value_dim
-  View skip;    // [N, heads, value_dim]
-  View z, y;    // [N, width]; y too may be given by heads (head_stride); a contiguous row has head_stride = value_dim
+  View x;     // [N, heads, value_dim] when head_stride is set by the caller, width = heads * value_dim
+  View skip;  // [N, heads, value_dim]
+  View z, y;  // [N, width]; y too may be given by heads (head_stride); a contiguous row has head_stride = value_dim
   Matrix d, weight;
   // backward only
   View dy, dx, dskip, dz;

@@ -21,9 +21,9 @@
 
 namespace lla {
 
-constexpr int kNodeLevels = 48;           // separate node levels that a record can hold
-constexpr int kAbsorbed = kNodeLevels;    // index of the one node of linear layers and of absorbing ones
-constexpr int kNodes = kNodeLevels + 1;   // entries of a record
+constexpr int kNodeLevels = 48;          // separate node levels that a record can hold
+constexpr int kAbsorbed = kNodeLevels;   // index of the one node of linear layers and of absorbing ones
+constexpr int kNodes = kNodeLevels + 1;  // entries of a record
 
 LLA_HOST_DEVICE inline int64_t align64(int64_t bytes) { return (bytes + 63) & ~int64_t{63}; }
 
@@ -47,7 +47,9 @@ struct TailLayout {
   LLA_HOST_DEVICE int64_t k_span() const { return align64(capacity * key_dim * dtype_size(dtype)); }
   LLA_HOST_DEVICE int64_t v_span() const { return align64(capacity * value_dim * dtype_size(dtype)); }
   LLA_HOST_DEVICE int64_t gate_span() const { return align64(capacity * dtype_size(gate_dtype())); }
-  LLA_HOST_DEVICE int64_t k_offset(int64_t group, int64_t ring) const { return group * k_span() + ring * key_dim * dtype_size(dtype); }
+  LLA_HOST_DEVICE int64_t k_offset(int64_t group, int64_t ring) const {
+    return group * k_span() + ring * key_dim * dtype_size(dtype);
+  }
   LLA_HOST_DEVICE int64_t v_offset(int64_t head, int64_t ring) const {
     return groups * k_span() + head * v_span() + ring * value_dim * dtype_size(dtype);
   }
@@ -62,7 +64,9 @@ struct ConvLayout {
   int64_t channels = 0, capacity = 0;
   int32_t dtype = LLA_F32;
 
-  LLA_HOST_DEVICE int64_t offset(int64_t channel, int64_t ring) const { return (channel * capacity + ring) * dtype_size(dtype); }
+  LLA_HOST_DEVICE int64_t offset(int64_t channel, int64_t ring) const {
+    return (channel * capacity + ring) * dtype_size(dtype);
+  }
   LLA_HOST_DEVICE int64_t bytes() const { return align64(channels * capacity * dtype_size(dtype)); }
 };
 
@@ -78,38 +82,54 @@ struct SlotMemory {
   TailLayout tail_layout;
   ConvLayout conv_layout;
   Pool nodes, tails, convs;
+  // A problem may be a slice of the layer's heads: its head h is the layer's head first_head + h * head_step, its group g
+  // the layer's group first_group + g.
+  int64_t first_head = 0, head_step = 1, first_group = 0;
 
-  LLA_HOST_DEVICE char* node(int32_t id, int64_t head) const { return nodes.block(id) + head * node_layout.head_bytes(); }
+  LLA_HOST_DEVICE int64_t layer_head(int64_t head) const { return first_head + head * head_step; }
+  LLA_HOST_DEVICE char* node(int32_t id, int64_t head) const {
+    return nodes.block(id) + layer_head(head) * node_layout.head_bytes();
+  }
   LLA_HOST_DEVICE char* node_decay(int32_t id, int64_t head) const { return node(id, head) + node_layout.decay_offset(); }
-  LLA_HOST_DEVICE char* tail_k(int32_t id, int64_t group, int64_t ring) const { return tails.block(id) + tail_layout.k_offset(group, ring); }
-  LLA_HOST_DEVICE char* tail_v(int32_t id, int64_t head, int64_t ring) const { return tails.block(id) + tail_layout.v_offset(head, ring); }
+  LLA_HOST_DEVICE char* tail_k(int32_t id, int64_t group, int64_t ring) const {
+    return tails.block(id) + tail_layout.k_offset(first_group + group, ring);
+  }
+  LLA_HOST_DEVICE char* tail_v(int32_t id, int64_t head, int64_t ring) const {
+    return tails.block(id) + tail_layout.v_offset(layer_head(head), ring);
+  }
   LLA_HOST_DEVICE char* tail_gate(int32_t id, int64_t head, int64_t ring) const {
-    return tails.block(id) + tail_layout.gate_offset(head, ring);
+    return tails.block(id) + tail_layout.gate_offset(layer_head(head), ring);
   }
   LLA_HOST_DEVICE char* tail_write(int32_t id, int64_t head, int64_t ring) const {
-    return tails.block(id) + tail_layout.write_offset(head, ring);
+    return tails.block(id) + tail_layout.write_offset(layer_head(head), ring);
   }
-  LLA_HOST_DEVICE char* conv(int32_t id, int64_t channel, int64_t ring) const { return convs.block(id) + conv_layout.offset(channel, ring); }
+  LLA_HOST_DEVICE char* conv(int32_t id, int64_t channel, int64_t ring) const {
+    return convs.block(id) + conv_layout.offset(channel, ring);
+  }
 };
 
 // A history at one position, by block ids. The same for all layers of a group.
 struct SlotImage {
   int64_t position = 0;
-  int64_t start = 0;         // everything before is zero
-  int64_t floor = 0;         // the slot is not to be taken back below this position (kernels do not look at it)
-  int32_t tail = -1;         // block id of tail and conv; -1 = there is no history at all
-  int32_t tail_origin = 0;   // ring index of the first row of the position's own chunk
-  int32_t conv_origin = 0;   // ring index of the next row
-  int32_t conv_rows = 0;     // rows before `position` that the conv ring holds
-  int32_t node[kNodes];      // block id of node b, -1 = zero; bit b of floor(position / C) is set where it is >= 0
+  int64_t start = 0;        // everything before is zero
+  int64_t floor = 0;        // the slot is not to be taken back below this position (kernels do not look at it)
+  int32_t tail = -1;        // block id of tail and conv; -1 = there is no history at all
+  int32_t tail_origin = 0;  // ring index of the first row of the position's own chunk
+  int32_t conv_origin = 0;  // ring index of the next row
+  int32_t conv_rows = 0;    // rows before `position` that the conv ring holds
+  int32_t node[kNodes];     // block id of node b, -1 = zero; bit b of floor(position / C) is set where it is >= 0
+
+  // Whether anything came before: a slot that was never written may have blocks already.
+  LLA_HOST_DEVICE bool has_past() const { return tail >= 0 && start < position; }
 
   LLA_HOST_DEVICE SlotImage() {
     for (int32_t& id : node) id = -1;
   }
 };
 
-// Rows [first, last) of the sequence are to be stored in ring block `block`, row `first` at ring index `ring`. Rows before the
-// call's first position come from the slot's own ring, later ones from the call's tensors; rows before `start` are skipped.
+// Rows [first, last) of the sequence are to be stored in ring block `block`, row `first` at ring index `ring`. Rows before
+// the call's first position come from the slot's own ring, later ones from the call's tensors; rows before `start` are
+// skipped.
 struct RowsToStore {
   int32_t block = -1;
   int32_t ring = 0;

@@ -6,8 +6,8 @@ import pathlib
 import subprocess
 import sys
 
-C_DIALECTS = ["c99", "c11", "c17"]
-CXX_DIALECTS = ["c++11", "c++14", "c++17", "c++20"]
+C_DIALECTS = ["c99", "c11", "c17", "c2x"]
+CXX_DIALECTS = ["c++11", "c++14", "c++17", "c++20", "c++2b"]
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-pedantic-errors", "-Werror", "-Wundef", "-Wshadow", "-Wconversion"]
 C_WARNINGS = ["-Wstrict-prototypes", "-Wc++-compat"]
 CXX_WARNINGS = ["-Wold-style-cast"]

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // lla-bench: times one mixer through the public C interface and sets it against peaks that it measures on the same machine.
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <exception>
-#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "arguments.h"
 #include "counts.h"
 #include "error.h"
 #include "handles.h"
+#include "peaks.h"
+#include "projection_bench.h"
 #include "random.h"
 #include "safetensors.h"
 #include "tensor.h"
 #include "threads.h"
+#include "timing.h"
 
 namespace bench {
 namespace {
 
 using lm::Tensor;
-using Clock = std::chrono::steady_clock;
 
 struct Settings {
   Shape shape;
@@ -30,89 +30,6 @@ struct Settings {
   int64_t position = 0;
   double seconds = 1;
 };
-
-struct Timing {
-  double median = 0, fastest = 0;
-  int64_t runs = 0;
-};
-
-// Median after warm-up; at least 5 runs, then until `seconds` are over.
-Timing measure(double seconds, const std::function<void()>& body) {
-  for (int i = 0; i < 2; ++i) body();
-  std::vector<double> times;
-  const Clock::time_point start = Clock::now();
-  while (times.size() < 5 ||
-         (std::chrono::duration<double>(Clock::now() - start).count() < seconds && times.size() < 100000)) {
-    const Clock::time_point begin = Clock::now();
-    body();
-    times.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
-  }
-  std::sort(times.begin(), times.end());
-  return {times[times.size() / 2], times.front(), static_cast<int64_t>(times.size())};
-}
-
-// Rate of a large LLA_LAYER_PROJECTION: the best that the library's own matrix product does here, in FLOP/s.
-double measure_product_peak(lla_context* context, lla_dtype dtype, double seconds) {
-  constexpr int64_t kRows = 512, kWidth = 512;
-  lla_layer_desc d = LLA_LAYER_DESC_INIT;
-  d.kind = LLA_LAYER_PROJECTION;
-  d.hidden = kWidth;
-  d.outputs = kWidth;
-  const lm::Layer layer = lm::make_layer(context, d);
-  lla_batch_limits limits = LLA_BATCH_LIMITS_INIT;
-  limits.max_sequences = 1;
-  limits.max_rows = kRows;
-  const lm::Batch batch(context, limits);
-  const lm::Buffer workspace(lm::workspace_bytes(layer.get(), limits, LLA_PASS_FORWARD));
-  std::vector<double> values(static_cast<size_t>(kRows * kWidth));
-  lm::Random random(1, 1);
-  for (double& v : values) v = random.normal();
-  const Tensor x = Tensor::of(values, dtype, {kRows, kWidth}), w = Tensor::of(values, dtype, {kWidth, kWidth});
-  const Tensor y(dtype, {kRows, kWidth});
-  lla_rows rows = LLA_ROWS_INIT;
-  rows.sequences = 1;
-  rows.rows_per_sequence = kRows;
-  LM_CALL(lla_batch_plan, batch.get(), static_cast<lla_state*>(nullptr), &rows, static_cast<void*>(nullptr));
-  const lla_binding io[] = {lla_bind(LLA_X, x.view()), lla_bind(LLA_Y, y.view())};
-  const lla_binding weights[] = {lla_bind(LLA_WEIGHT_PROJ, w.view())};
-  lla_forward_args a = LLA_FORWARD_ARGS_INIT;
-  a.batch = batch.get();
-  a.io = io;
-  a.io_count = 2;
-  a.weights = weights;
-  a.weight_count = 1;
-  a.workspace = workspace.data();
-  a.workspace_bytes = workspace.bytes();
-  const Timing t = measure(seconds, [&] { LM_CALL(lla_layer_forward, layer.get(), &a); });
-  return 2.0 * kRows * kWidth * kWidth / t.fastest;
-}
-
-// Bytes per second of a loop that all threads run over memory far larger than the caches.
-double measure_memory_peak(lm::Threads& threads, double seconds) {
-  constexpr int64_t kWords = int64_t{1} << 25, kPiece = int64_t{1} << 16;  // 256 MiB
-  const lm::Buffer memory(static_cast<size_t>(kWords) * 8);
-  auto* words = static_cast<uint64_t*>(memory.data());
-  threads.for_pieces(kWords, kPiece, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) words[i] = static_cast<uint64_t>(i);
-  });
-  std::vector<uint64_t> sums(static_cast<size_t>(kWords / kPiece));
-  const Timing t = measure(seconds, [&] {
-    threads.for_pieces(kWords, kPiece, [&](int64_t begin, int64_t end) {
-      uint64_t lanes[8] = {};
-      for (int64_t i = begin; i < end; i += 8) {
-        for (int64_t j = 0; j < 8; ++j) lanes[j] += words[i + j];
-      }
-      uint64_t sum = 0;
-      for (const uint64_t lane : lanes) sum += lane;
-      sums[static_cast<size_t>(begin / kPiece)] = sum;
-    });
-  });
-  uint64_t total = 0;
-  for (const uint64_t sum : sums) total += sum;
-  if (total != static_cast<uint64_t>(kWords) / 2 * static_cast<uint64_t>(kWords - 1))
-    throw lm::Error("the memory loop read something else");
-  return static_cast<double>(kWords) * 8 / t.fastest;
-}
 
 // The mixer with random data of a plausible kind.
 class MixerBench {
@@ -143,9 +60,10 @@ class MixerBench {
     limits_.max_length = length;
     batch_ = lm::Batch(context, limits_);
     size_t bytes = lm::workspace_bytes(layer_.get(), limits_, LLA_PASS_FORWARD);
-    if (!decode) bytes = std::max(bytes, lm::workspace_bytes(layer_.get(), limits_, LLA_PASS_BACKWARD));
+    const bool trains = s.pass == "backward" || s.pass == "both";
+    if (trains) bytes = std::max(bytes, lm::workspace_bytes(layer_.get(), limits_, LLA_PASS_BACKWARD));
     workspace_ = lm::Buffer(bytes);
-    const size_t saved = decode ? 0 : lm::saved_bytes(layer_.get(), limits_);
+    const size_t saved = !trains ? 0 : lm::saved_bytes(layer_.get(), limits_);
     if (saved) saved_ = lm::Buffer(saved);
     if (!decode) {
       plan(rows_, nullptr);
@@ -186,6 +104,8 @@ class MixerBench {
   void prepare() {
     if (settings_.pass == "backward") forward(rows_, true);
   }
+  size_t workspace_bytes() const { return workspace_.bytes(); }
+  size_t saved_bytes() const { return saved_.bytes(); }
   int64_t levels() const { return inputs_.back().role == LLA_LAMBDA ? inputs_.back().value.shape.back() : 0; }
 
  private:
@@ -292,19 +212,70 @@ std::string context_text(lla_context* context, lla_context_key key) {
   return text;
 }
 
+struct Peaks {
+  double multiply_add = 0, projection = 0, memory = 0;  // per second; 0: not measured
+};
+
+Peaks measure_peaks(lla_context* context, lm::Threads& threads, const Settings& s) {
+  const std::string isa = context_text(context, LLA_CONTEXT_ISA_NAME);
+  const double seconds = std::min(s.seconds, 0.5);
+  constexpr int64_t kSize = 512;
+  Peaks p;
+  p.multiply_add = measure_multiply_add_peak(threads, isa, seconds);
+  p.projection = 2.0 * kSize * kSize * kSize / measure_projection(context, s.dtype, kSize, kSize, kSize, seconds).fastest;
+  p.memory = measure_memory_peak(threads, seconds);
+  return p;
+}
+
+void print_share(double rate, double peak, const char* of) {
+  if (peak > 0) std::printf(", %.0f %% of %.1f (%s)", 100 * rate / peak, peak * 1e-9, of);
+}
+
+void print_figures(const Timing& t, const Counts& counts, int64_t tokens, const Peaks& peaks) {
+  std::printf("time       %.4g ms (median of %lld, fastest %.4g), %.0f tokens/s; processor time at least %.4g ms\n",
+              t.median * 1e3, static_cast<long long>(t.runs), t.fastest * 1e3, static_cast<double>(tokens) / t.median,
+              t.processor * 1e3);
+  const double flop_rate = counts.flops / t.median, byte_rate = counts.bytes / t.median;
+  std::printf("arithmetic %.3f GFLOP counted, %.1f GFLOP/s", counts.flops * 1e-9, flop_rate * 1e-9);
+  print_share(flop_rate, peaks.multiply_add, "multiply-adds in registers");
+  print_share(flop_rate, peaks.projection, "projection 512 x 512 x 512");
+  std::printf("\nmemory     %.3f MB at least, %.2f GB/s", counts.bytes * 1e-6, byte_rate * 1e-9);
+  print_share(byte_rate, peaks.memory, "read loop");
+  std::printf("\n");
+  if (peaks.memory > 0 && byte_rate > peaks.memory)
+    std::printf("           (more than 100 %%: the working set stayed in the caches between runs)\n");
+}
+
+nlohmann::json figures_of(const Timing& t, const Counts& counts, int64_t tokens, const Peaks& peaks) {
+  return {{"runs", t.runs},
+          {"median_seconds", t.median},
+          {"fastest_seconds", t.fastest},
+          {"processor_seconds", t.processor},
+          {"tokens_per_second", static_cast<double>(tokens) / t.median},
+          {"flops", counts.flops},
+          {"bytes", counts.bytes},
+          {"flops_per_second", counts.flops / t.median},
+          {"bytes_per_second", counts.bytes / t.median},
+          {"multiply_add_flops_per_second", peaks.multiply_add},
+          {"projection_flops_per_second", peaks.projection},
+          {"read_bytes_per_second", peaks.memory}};
+}
+
 int run(int argc, char** argv) {
-  lm::Arguments a(
-      "lla-bench [options]",
-      "Times one mixer. Peaks are measured in the same run: of arithmetic, the rate of a 512 x 512 x 512 projection by\n"
-      "the same library and number of threads (not the processor's theoretical peak); of memory, a read loop.");
-  a.option("mixer", "NAME", "scalar", "scalar or delta");
+  lm::Arguments a("lla-bench [options]",
+                  "Times one mixer or one projection. Peaks are measured in the same run: of arithmetic, multiply-adds in "
+                  "registers and a\n"
+                  "512 x 512 x 512 projection by the same library and number of threads; of memory, a read loop.");
+  a.option("mixer", "NAME", "scalar", "scalar, delta, or projection (y = x W^T alone)");
   a.flag("linear", "the linear model, without levels");
   a.option("batch", "N", "1", "sequences");
-  a.option("tokens", "N", "2048", "tokens of a sequence (decode: 1 at a time)");
+  a.option("tokens", "N", "2048", "tokens of a sequence (decode: 1 at a time), rows of a projection");
   a.option("heads", "N", "8", "value heads");
   a.option("groups", "N", "1", "key/query groups");
   a.option("dk", "N", "128", "key size");
   a.option("dv", "N", "64", "value size");
+  a.option("inputs", "N", "1536", "projection: columns of x");
+  a.option("outputs", "N", "6448", "projection: columns of y");
   a.option("dtype", "TYPE", "f32", "f32, bf16 or f16");
   a.option("pass", "NAME", "forward", "forward, backward, both or decode");
   a.option("position", "P", "1000", "decode: tokens of history");
@@ -312,15 +283,18 @@ int run(int argc, char** argv) {
   a.option("grain", "C", "64", "rows of a chunk");
   a.option("backend", "NAME", "cpu", "cpu or reference");
   a.option("seconds", "X", "1", "time to measure for");
+  a.flag("no-peaks", "measure no peaks");
   a.option("json", "FILE", "", "also write the figures as JSON");
   if (!a.parse(argc - 1, argv + 1)) return 0;
 
   Settings s;
   Shape& h = s.shape;
   const std::string mixer = a.text("mixer"), backend = a.text("backend");
-  if (mixer != "scalar" && mixer != "delta") throw lm::Error("--mixer must be scalar or delta, not '" + mixer + "'");
+  if (mixer != "scalar" && mixer != "delta" && mixer != "projection")
+    throw lm::Error("--mixer must be scalar, delta or projection, not '" + mixer + "'");
   if (backend != "cpu" && backend != "reference")
     throw lm::Error("--backend must be cpu or reference, not '" + backend + "'");
+  const bool projection = mixer == "projection";
   h.delta = mixer == "delta";
   h.linear = a.flagged("linear");
   h.batch = a.integer("batch", 1, 1 << 20);
@@ -331,12 +305,14 @@ int run(int argc, char** argv) {
   h.key_dim = a.integer("dk", 1, 512);
   h.value_dim = a.integer("dv", 1, 512);
   h.grain = a.integer("grain", 1, 4096);
+  const int64_t inputs = a.integer("inputs", 1, 1 << 20), outputs = a.integer("outputs", 1, 1 << 20);
   s.dtype = lm::dtype_by_name(a.text("dtype"));
   if (s.dtype == LLA_DTYPE_DEFAULT || s.dtype == LLA_F64) throw lm::Error("--dtype must be f32, bf16 or f16");
   s.pass = a.text("pass");
   if (s.pass != "forward" && s.pass != "backward" && s.pass != "both" && s.pass != "decode") {
     throw lm::Error("--pass must be forward, backward, both or decode, not '" + s.pass + "'");
   }
+  if (projection && s.pass != "forward") throw lm::Error("a projection is timed forward only");
   s.position = a.integer("position", 0, 1 << 30);
   s.seconds = a.number("seconds", 0, 3600);
   if (s.pass == "decode") h.tokens = 1;
@@ -348,63 +324,59 @@ int run(int argc, char** argv) {
   options.parallel = &hook;
   const lm::Context context = lm::make_context(options);
 
-  const double product_peak = measure_product_peak(context.get(), s.dtype, std::min(s.seconds, 0.5));
-  const double memory_peak = measure_memory_peak(threads, std::min(s.seconds, 0.5));
-  MixerBench mixer_bench(context.get(), s);
-  mixer_bench.prepare();
-  const Timing t = measure(s.seconds, [&] { mixer_bench.run(); });
-  const Counts counts =
-      count_work(h, s.pass, s.position, static_cast<int64_t>(lla_dtype_size(s.dtype)), mixer_bench.levels());
-  const double flop_rate = counts.flops / t.median, byte_rate = counts.bytes / t.median;
-  const int64_t tokens = h.batch * h.tokens;
-
-  std::printf(
-      "%s%s %s, batch %lld, %lld tokens%s, %lld heads, %lld groups, dk %lld, dv %lld, grain %lld, %s, %s (%s), %d threads\n",
-      mixer.c_str(), h.linear ? " linear" : "", s.pass.c_str(), static_cast<long long>(h.batch),
-      static_cast<long long>(h.tokens), s.pass == "decode" ? (" at position " + std::to_string(s.position)).c_str() : "",
-      static_cast<long long>(h.heads), static_cast<long long>(h.groups), static_cast<long long>(h.key_dim),
-      static_cast<long long>(h.value_dim), static_cast<long long>(h.grain), lm::dtype_name(s.dtype), backend.c_str(),
-      context_text(context.get(), LLA_CONTEXT_ISA_NAME).c_str(), threads.count());
-  std::printf("time       %.3f ms (median of %lld, fastest %.3f), %.0f tokens/s\n", t.median * 1e3,
-              static_cast<long long>(t.runs), t.fastest * 1e3, static_cast<double>(tokens) / t.median);
-  std::printf("arithmetic %.3f GFLOP counted, %.1f GFLOP/s, %.0f %% of the %.1f GFLOP/s of a 512 x 512 x 512 projection\n",
-              counts.flops * 1e-9, flop_rate * 1e-9, 100 * flop_rate / product_peak, product_peak * 1e-9);
-  std::printf("memory     %.3f MB at least, %.2f GB/s, %.0f %% of the %.1f GB/s of a read loop\n", counts.bytes * 1e-6,
-              byte_rate * 1e-9, 100 * byte_rate / memory_peak, memory_peak * 1e-9);
-  if (byte_rate > memory_peak)
-    std::printf("           (more than 100 %%: the working set stayed in the caches between runs)\n");
-  if (a.given("json")) {
-    const nlohmann::json j = {{"mixer", mixer},
-                              {"linear", h.linear},
-                              {"pass", s.pass},
-                              {"batch", h.batch},
-                              {"tokens", h.tokens},
-                              {"position", s.position},
-                              {"heads", h.heads},
-                              {"groups", h.groups},
-                              {"dk", h.key_dim},
-                              {"dv", h.value_dim},
-                              {"grain", h.grain},
-                              {"levels", mixer_bench.levels()},
-                              {"dtype", lm::dtype_name(s.dtype)},
-                              {"backend", backend},
-                              {"isa", context_text(context.get(), LLA_CONTEXT_ISA_NAME)},
-                              {"device", context_text(context.get(), LLA_CONTEXT_DEVICE_NAME)},
-                              {"threads", threads.count()},
-                              {"version", lla_version_string()},
-                              {"source", lla_source_id()},
-                              {"runs", t.runs},
-                              {"median_seconds", t.median},
-                              {"fastest_seconds", t.fastest},
-                              {"tokens_per_second", static_cast<double>(tokens) / t.median},
-                              {"flops", counts.flops},
-                              {"bytes", counts.bytes},
-                              {"flops_per_second", flop_rate},
-                              {"bytes_per_second", byte_rate},
-                              {"projection_flops_per_second", product_peak},
-                              {"read_bytes_per_second", memory_peak}};
-    lm::write_file_atomically(a.text("json"), j.dump(2) + "\n");
+  const Peaks peaks = a.flagged("no-peaks") ? Peaks() : measure_peaks(context.get(), threads, s);
+  const std::string isa = context_text(context.get(), LLA_CONTEXT_ISA_NAME);
+  const int64_t tokens = h.batch * h.tokens, element_bytes = static_cast<int64_t>(lla_dtype_size(s.dtype));
+  nlohmann::json j = {{"mixer", mixer},
+                      {"pass", s.pass},
+                      {"tokens", h.tokens},
+                      {"dtype", lm::dtype_name(s.dtype)},
+                      {"backend", backend},
+                      {"isa", isa},
+                      {"device", context_text(context.get(), LLA_CONTEXT_DEVICE_NAME)},
+                      {"threads", threads.count()},
+                      {"version", lla_version_string()},
+                      {"source", lla_source_id()}};
+  if (projection) {
+    const Timing t = measure_projection(context.get(), s.dtype, h.tokens, outputs, inputs, s.seconds);
+    const Counts counts = count_projection(h.tokens, outputs, inputs, element_bytes);
+    std::printf("projection, %lld rows, %lld inputs, %lld outputs, %s, %s (%s), %d threads\n",
+                static_cast<long long>(h.tokens), static_cast<long long>(inputs), static_cast<long long>(outputs),
+                lm::dtype_name(s.dtype), backend.c_str(), isa.c_str(), threads.count());
+    print_figures(t, counts, h.tokens, peaks);
+    j.update({{"inputs", inputs}, {"outputs", outputs}});
+    j.update(figures_of(t, counts, h.tokens, peaks));
+  } else {
+    MixerBench mixer_bench(context.get(), s);
+    mixer_bench.prepare();
+    const Timing t = measure(s.seconds, [&] { mixer_bench.run(); });
+    const Counts counts = count_work(h, s.pass, s.position, element_bytes, mixer_bench.levels());
+    std::printf(
+        "%s%s %s, batch %lld, %lld tokens%s, %lld heads, %lld groups, dk %lld, dv %lld, grain %lld, %s, %s (%s), %d "
+        "threads\n",
+        mixer.c_str(), h.linear ? " linear" : "", s.pass.c_str(), static_cast<long long>(h.batch),
+        static_cast<long long>(h.tokens), s.pass == "decode" ? (" at position " + std::to_string(s.position)).c_str() : "",
+        static_cast<long long>(h.heads), static_cast<long long>(h.groups), static_cast<long long>(h.key_dim),
+        static_cast<long long>(h.value_dim), static_cast<long long>(h.grain), lm::dtype_name(s.dtype), backend.c_str(),
+        isa.c_str(), threads.count());
+    print_figures(t, counts, tokens, peaks);
+    std::printf("workspace  %.3f MB, saved for backward %.3f MB\n",
+                static_cast<double>(mixer_bench.workspace_bytes()) * 1e-6,
+                static_cast<double>(mixer_bench.saved_bytes()) * 1e-6);
+    j.update({{"linear", h.linear},
+              {"batch", h.batch},
+              {"position", s.position},
+              {"heads", h.heads},
+              {"groups", h.groups},
+              {"dk", h.key_dim},
+              {"dv", h.value_dim},
+              {"grain", h.grain},
+              {"levels", mixer_bench.levels()},
+              {"workspace_bytes", mixer_bench.workspace_bytes()},
+              {"saved_bytes", mixer_bench.saved_bytes()}});
+    j.update(figures_of(t, counts, tokens, peaks));
   }
+  if (a.given("json")) lm::write_file_atomically(a.text("json"), j.dump(2) + "\n");
   return 0;
 }
 

@@ -71,4 +71,9 @@ Counts count_work(const Shape& s, const std::string& pass, int64_t position, int
   return counts;
 }
 
+Counts count_projection(int64_t rows, int64_t outputs, int64_t inputs, int64_t element_bytes) {
+  const auto m = static_cast<double>(rows), n = static_cast<double>(outputs), k = static_cast<double>(inputs);
+  return {2 * m * n * k, static_cast<double>(element_bytes) * (m * k + n * k + m * n)};
+}
+
 }  // namespace bench

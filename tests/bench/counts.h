@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Work of a mixer call by the formulas of docs/mathematics.md: what any chunkwise implementation has to do, not what one happens
+// Work of a call by the formulas of docs/mathematics.md: what any chunkwise implementation has to do, not what one happens
 // to do.
 #pragma once
 
@@ -21,5 +21,7 @@ struct Counts {
 // `pass`: forward, backward, both, decode (one token per sequence at `position`). `element_bytes` of q, k, v, y; gates and
 // λ are fp32.
 Counts count_work(const Shape& shape, const std::string& pass, int64_t position, int64_t element_bytes, int64_t levels);
+// y [rows][outputs] = x [rows][inputs] W^T.
+Counts count_projection(int64_t rows, int64_t outputs, int64_t inputs, int64_t element_bytes);
 
 }  // namespace bench

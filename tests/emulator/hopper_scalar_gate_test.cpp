@@ -75,6 +75,28 @@ TEST_F(HopperScalarGate, Positions) {
   check(make_case(1, 1, 128, 64, 0, {{300, 1000}, {70, 130}, {300, 16384 - 100}}));
 }
 
+// Queries and keys of more columns than one sweep takes; outputs that are added to what is there.
+TEST_F(HopperScalarGate, WideKeys) {
+  Case c = make_case(2, 1, 256, 64, 10, {{300}, {64, 70}});
+  check(c);
+  c.shape.levels = 0;
+  check(c);
+  c = make_case(2, 2, 136, 72, 10, {{200}});
+  c.accumulate = true;
+  check(c);
+  c.shape.key_dim = 40;
+  check(c);
+}
+
+// Without a state it makes no difference how long the chunks are that a state would keep apart.
+TEST_F(HopperScalarGate, Grains) {
+  for (const int64_t grain : {1, 16, 128, 256}) {
+    Case c = make_case(1, 1, 128, 64, 10, {{300, 192}, {70}});
+    c.shape.grain = grain;
+    check(c);
+  }
+}
+
 TEST_F(HopperScalarGate, Absorbing) {
   Case c = make_case(1, 1, 128, 64, 4, {{700}});
   c.shape.absorb = true;
@@ -90,16 +112,71 @@ TEST_F(HopperScalarGate, Segments) {
   check(c);
 }
 
-// However sequences are cut, their bits are the same: whole (30), or in segments of 2^n blocks; long enough to read a node of
-// several segments, which is joined more than once.
+// With states: sequences without a history are swept over, the others are not; states of both are stored.
+Part fresh_part(int64_t rows, int64_t position = 0) { return {rows, position, position, false, true}; }
+
+void check_states(Case c) {
+  SCOPED_TRACE(describe(c));
+  const Values got = run_case(hopper_kernels(), c), want = run_case(reference_kernels(), c);
+  EXPECT_LT(norm_error(got.at("y"), want.at("y")), 4e-3);
+  EXPECT_LT(norm_error(got.at("state"), want.at("state")), 4e-3);
+  EXPECT_LT(max_error(got.at("state scalars"), want.at("state scalars")), 1e-5);
+}
+
+TEST_F(HopperScalarGate, States) {
+  // Borders: each of four (even places), or the last one only.
+  Case c =
+      make_case(2, 1, 128, 64, 12,
+                {fresh_part(300), fresh_part(700), {200, 100, 0}, fresh_part(900, 192), fresh_part(100), fresh_part(128)});
+  check_states(c);
+  c.shape.levels = 0;
+  check_states(c);
+  // A slot that has blocks, but no rows.
+  c = make_case(4, 2, 64, 72, 12, {{250, 0, 0}, {1000, 70, 70}});
+  c.shape.head_map = LLA_HEAD_MAP_CYCLIC;
+  c.node_dtype = c.tail_dtype = LLA_BF16;
+  check_states(c);
+  c.shape.grain = 128;
+  check_states(c);
+  c.shape.levels = 9;
+  c.shape.absorb = true;
+  check_states(c);
+}
+
+// Nodes of several runs, of levels that are kept apart or not.
+TEST_F(HopperScalarGate, StatesOfLongSequences) {
+  Case c = make_case(1, 1, 40, 24, 16,
+                     {fresh_part(128), fresh_part(3 * 4096 + 1500), fresh_part(150), fresh_part(4096 + 200, 3000)});
+  c.inputs.decay = 0.0005;  // the oldest rows still matter
+  check_states(c);
+  c.shape.levels = 0;
+  check_states(c);
+  c.shape.levels = 10;
+  c.shape.absorb = true;
+  check_states(c);
+}
+
+// A sequence's bits, and its state's, are the same beside others that the portable kernels work on, and in slices of heads.
+TEST_F(HopperScalarGate, StatesDoNotDependOnTheBatch) {
+  Case c = make_case(3, 1, 64, 64, 12, {{1, 100, 0}, fresh_part(450)});
+  const Values beside = run_case(hopper_kernels(), c);
+  setenv("LLA_EMULATED_SCRATCH", "1", 1);
+  const Values sliced = run_case(hopper_kernels(), c);
+  unsetenv("LLA_EMULATED_SCRATCH");
+  for (const char* name : {"y", "state", "state scalars"}) EXPECT_EQ(beside.at(name), sliced.at(name)) << name;
+}
+
+// However sequences are cut, their bits are the same: whole (30), or in segments of 2^n blocks; long enough to read a node
+// of several segments, which is joined more than once.
 TEST_F(HopperScalarGate, BitsDoNotDependOnSegments) {
   struct Way {
     const char* name;
     std::vector<Part> parts;
     std::vector<const char*> logs;
   };
-  for (const Way& way : {Way{"short", {{700, 1200}, {17}}, {"30", "3"}}, Way{"long", {{8192 + 100, 300}, {17}}, {"30", "5", "4", "3"}},
-                         Way{"longer", {{16384 + 400, 300}}, {"5", "4", "3"}}}) {
+  for (const Way& way :
+       {Way{"short", {{700, 1200}, {17}}, {"30", "3"}}, Way{"long", {{8192 + 100, 300}, {17}}, {"30", "5", "4", "3"}},
+        Way{"longer", {{16384 + 400, 300}}, {"5", "4", "3"}}}) {
     SCOPED_TRACE(way.name);
     Case c = make_case(2, 1, 128, 64, 16, way.parts);
     c.inputs.decay = 0.0005;  // nodes of several segments still matter, and so do the last bits of their decays
@@ -135,13 +212,27 @@ TEST_F(HopperScalarGate, Refuses) {
   unsetenv("LLA_EMULATED_HOPPER");
   EXPECT_FALSE(kernel.accepts(&p));
   setenv("LLA_EMULATED_HOPPER", "1", 1);
+  alignas(16) char memory[64] = {};
   p.shape.grain = 32;
+  EXPECT_TRUE(kernel.accepts(&p));
+  p.state.nodes.base = memory;
+  p.batch.most_rows = 128;
   EXPECT_FALSE(kernel.accepts(&p));
   p.shape.grain = 64;
+  EXPECT_TRUE(kernel.accepts(&p));
+  p.batch.most_rows = 127;
+  EXPECT_FALSE(kernel.accepts(&p));
+  p.state.nodes.base = nullptr;
+  EXPECT_TRUE(kernel.accepts(&p));
   p.shape.key_dim = 256;
+  EXPECT_TRUE(kernel.accepts(&p));
+  p.state.nodes.base = memory;
+  p.batch.most_rows = 128;
+  EXPECT_FALSE(kernel.accepts(&p));
+  p.state.nodes.base = nullptr;
+  p.shape.key_dim = 132;
   EXPECT_FALSE(kernel.accepts(&p));
   p.shape.key_dim = 128;
-  alignas(16) char memory[64] = {};
   p.batch.total_rows = 10;
   p.q.data = memory + 2;
   p.q.row_stride = p.q.head_stride = 128;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <string>
 
@@ -266,6 +267,39 @@ TEST(CudaScalarGate, BitsDoNotDependOnTheBatch) {
           for (int64_t d = 0; d < a.dim; ++d) ASSERT_EQ(a.get(r, h, d), b.get(r, h, d));
         }
       }
+    }
+  }
+}
+
+// Heads go in slices, where scratch is scarce: one head, some of a part, parts of a group, groups; states and their
+// gradients.
+TEST(CudaScalarGate, BitsDoNotDependOnSlices) {
+  struct Way {
+    int64_t heads, groups;
+    bool cyclic, narrow;
+    std::vector<const char*> bytes;
+  };
+  for (const Way& way : {Way{17, 1, false, false, {"1", "30000", "90000"}}, Way{10, 2, true, true, {"1", "40000"}},
+                         Way{6, 3, false, false, {"1", "40000"}}, Way{7, 1, true, true, {"1"}}}) {
+    Case c;
+    c.shape = make_shape(way.heads, way.groups, 12, 8, 16, way.narrow ? 0 : levels_needed(300), false, way.cyclic);
+    c.inputs.dtype = way.narrow ? LLA_BF16 : LLA_F32;
+    c.parts = {{30, 37}, {2, 40}, {40, 0}};
+    SCOPED_TRACE(describe(c));
+    const Values whole = run_case(cuda_kernels(), c);
+    const Limits limits{3, 100, 100, 100, 0};
+    MixerBackward b;
+    b.shape = c.shape;
+    Need all, some;
+    cuda_kernels().backward->measure(&b, limits, &all);
+    for (const char* bytes : way.bytes) {
+      SCOPED_TRACE(bytes);
+      setenv("LLA_EMULATED_SCRATCH", bytes, 1);
+      const Values sliced = run_case(cuda_kernels(), c);
+      cuda_kernels().backward->measure(&b, limits, &some);
+      unsetenv("LLA_EMULATED_SCRATCH");
+      for (const auto& [name, values] : whole) EXPECT_EQ(sliced.at(name), values) << name;
+      EXPECT_LT(some.shared, all.shared);
     }
   }
 }

@@ -79,6 +79,7 @@ inline MixerShape make_shape(int64_t heads, int64_t groups, int64_t dk, int64_t 
 struct Part {
   int64_t rows, position = 0, start = -1;
   bool fork = false;
+  bool fresh = false;  // with a state to be written, but without a history; `start` is the position
 };
 
 struct Case {
@@ -132,8 +133,10 @@ inline Values run_case(const Kernels& kernels, const Case& c) {
   for (size_t i = 0; i < c.parts.size(); ++i) {
     const Part& part = c.parts[i];
     if (part.start >= 0) {
-      const SlotImage before = memory.random_slot(random, part.position, part.start, c.inputs.decay);
-      appends[i].plan(memory, before, static_cast<int64_t>(i), row, part.rows, i % 2 == 0, part.fork);
+      SlotImage before;
+      before.position = before.start = part.position;
+      if (!part.fresh) before = memory.random_slot(random, part.position, part.start, c.inputs.decay);
+      appends[i].plan(memory, before, static_cast<int64_t>(i), row, part.rows, i % 2 == 0, part.fork || part.fresh);
       sequences.push_back(appends[i].sequence);
       Sequence& s = sequences.back();
       s.initial_gradient = gradient.random_slot(random, part.position, part.start);

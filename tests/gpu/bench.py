@@ -41,6 +41,7 @@ SHAPES = {"scalar": dict(H=48, G=1, K=128, V=64), "delta": dict(H=16, G=16, K=12
 RULES = {"scalar": lla.SCALAR_GATE, "delta": lla.DELTA_RULE}
 CASES = ["scalar-log", "scalar-linear", "delta-log", "delta-linear"]
 # family -> case -> (name, name of its row in the tool)
+OTHERS = ["ceilings", "prefill", "steps", "accuracy"]
 PEERS = {
     "fla": {"scalar-log": ("FLA log-linear", "fla_ll"), "scalar-linear": ("mamba_ssm SSD", "mamba"),
             "delta-linear": ("FLA gated delta rule", "fla_gdn")},
@@ -252,7 +253,36 @@ class Bench:
                      workspace_mib=workspace.size / 2 ** 20, saved_mib=(saved.size / 2 ** 20 if saved else 0.0),
                      kernels=layer.kernels() + (layer.kernels(True) if op != "forward" else []))
 
-    # -- decoding ------------------------------------------------------------------------------------------------------
+    # -- serving -------------------------------------------------------------------------------------------------------
+
+    def time_prefill(self, mixer, B, T, linear=False):
+        """The first T rows of B sequences with a state, which is stored: the same plan again and again, never committed."""
+        shape = SHAPES[mixer]
+        row = dict(kind="prefill", who="lla", case=f"{mixer}-{'linear' if linear else 'log'}", B=B, T=T, nodes="bf16", **shape)
+        try:
+            levels = 0 if linear else lla.levels_needed(T)
+            layer = lla.mixer_layer(self.context, RULES[mixer], (shape["G"], shape["K"]), (shape["H"], shape["V"]), levels,
+                                    mixer == "delta")
+            state = lla.State([layer], slots=B, max_length=T, node_dtype=lla.BF16, tail_dtype=lla.BF16)
+            stream, offsets = lla.stream_of(self.device), tuple(range(0, B * T + 1, T))
+            batch = lla.Batch(self.context, offsets, stream, state, T)
+            workspace = lla.workspace_of(self.device, *layer.workspace(batch.limits))
+            given = self.inputs(mixer, linear, B, T, **shape)
+            y = torch.empty_like(given[2][1])
+            io = [lla.bind(role, lla.view_of(t)) for role, t in given] + [lla.bind(lla.Y, lla.view_of(y))]
+            call = layer.prepare_forward(batch, io, workspace=workspace, state=state, stream=stream)
+            self.add(**row, op="prefill", **self.time([call]), workspace_mib=workspace.size / 2 ** 20)
+        except (lla.LlaError, RuntimeError) as error:
+            self.add(**row, op="prefill", error=str(error)[:300])
+        lla._batches.clear()
+        self.release()
+
+    def prefills(self):
+        for T in self.options.lengths:
+            self.time_prefill("scalar", max(1, self.options.tokens // T), T)
+        self.time_prefill("scalar", 1, 16384)
+        self.time_prefill("scalar", 8, 16384, linear=True)
+        self.time_prefill("delta", 8, 16384)
 
     def replayed(self, calls):
         """Median time of one of the calls, which are captured together in a graph."""
@@ -540,6 +570,8 @@ class Bench:
             self.time_peer(case, B, T, reserve=3 * (len(todo) - i - 1))
             if options.attention and case == "scalar-log":
                 self.time_attention(B, T)
+        if "prefill" in options.only and self.left() > 10:
+            self.prefills()
         if "steps" in options.only and self.left() > 20:
             self.steps()
         if "accuracy" in options.only and self.tool is not None and self.left() > 25:
@@ -591,10 +623,11 @@ def numbers(text):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="", help=f"of {','.join([*CASES, 'ceilings', 'steps', 'accuracy'])}; default: all")
+    parser.add_argument("--only", default="", help=f"of {','.join([*CASES, *OTHERS])}; default: all")
     parser.add_argument("--lengths", type=numbers, default=None, help="T of the full calls")
     parser.add_argument("--single", type=numbers, default=None, help="T of the calls with batch 1; default 2048,16384")
     parser.add_argument("--tokens", type=int, default=131072, help="tokens of a full call")
+    parser.add_argument("--groups", type=int, default=0, help="query/key heads of the scalar gate; default 1")
     parser.add_argument("--passes", default="forward,forward+backward")
     parser.add_argument("--grain", type=int, default=0)
     parser.add_argument("--no-saved", dest="saved", action="store_false", help="backward repeats the forward sweep")
@@ -612,13 +645,15 @@ def main():
     parser.add_argument("--compile-workers", type=int, default=0, help="processes that fill Triton's cache first")
     parser.add_argument("--compile-limit", type=float, default=130, help="seconds for them")
     options = parser.parse_args()
-    options.only = options.only.split(",") if options.only else [*CASES, "ceilings", "steps", "accuracy"]
-    unknown = [name for name in options.only if name not in [*CASES, "ceilings", "steps", "accuracy"]]
+    options.only = options.only.split(",") if options.only else [*CASES, *OTHERS]
+    unknown = [name for name in options.only if name not in [*CASES, *OTHERS]]
     if unknown:
         parser.error(f"unknown: {unknown}")
     options.timed = [case for case in CASES if case in options.only]
     options.cases = options.timed or CASES  # of the accuracy
     options.passes = options.passes.split(",")
+    if options.groups:
+        SHAPES["scalar"]["G"] = options.groups
     if options.lengths is None:
         options.lengths = [T for T in LENGTHS if not options.quick or T in (2048, 16384, 131072)]
     if options.single is None:

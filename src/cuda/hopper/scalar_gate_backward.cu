@@ -140,7 +140,7 @@ bool accepts_scalar_gate_backward(const void* problem) {
   const MixerBackward& p = *static_cast<const MixerBackward*>(problem);
   const MixerShape& s = p.shape;
   if (s.mixer != LLA_SCALAR_GATE || s.key_dim < 1 || s.key_dim > 128 || s.key_dim % 8 != 0) return false;
-  if (s.value_dim < 1 || s.value_dim > kColumns || s.value_dim % 8 != 0 || s.grain != kHalf) return false;
+  if (s.value_dim < 1 || s.value_dim > kColumns || s.value_dim % 8 != 0) return false;
   for (const View* view : {&p.q, &p.k, &p.v, &p.dy}) {
     if (view->dtype != LLA_BF16) return false;
   }

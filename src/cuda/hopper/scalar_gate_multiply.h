@@ -29,9 +29,9 @@ __device__ __forceinline__ void clear_dead_rows(const SharedLayout& layout, char
 
 template <int kKeyDim, bool kLinear>
 struct RowSweep {
-  using RowTile = SwizzledTile<kBlock, kKeyDim>;      // q, k: [row][dk]
-  using ValueTile = SwizzledTile<kBlock, kColumns>;   // v: [row][dv]
-  using NodeTile = SwizzledTile<kKeyDim, kColumns>;   // [dk][dv]
+  using RowTile = SwizzledTile<kBlock, kKeyDim>;     // q, k: [row][dk]
+  using ValueTile = SwizzledTile<kBlock, kColumns>;  // v: [row][dv]
+  using NodeTile = SwizzledTile<kKeyDim, kColumns>;  // [dk][dv]
   static constexpr int kSteps = kKeyDim / kDepthStep;
 
   const SweepParameters& in;
@@ -57,15 +57,17 @@ struct RowSweep {
     const Place at = block_row(lane);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      load_matrices<false>(query[step], q + RowTile::offset(kHalf * half + 16 * warp + at.row, kDepthStep * step + at.column));
+      load_matrices<false>(query[step],
+                           q + RowTile::offset(kHalf * half + 16 * warp + at.row, kDepthStep * step + at.column));
       pin(query[step]);
     }
   }
 
   // Scores of the half's rows with the keys of half `keys`.
   __device__ __forceinline__ void issue_scores(Sums& sum, int keys) {
-    const uint64_t k = moved(describe(shared_address(shared + in.layout.k(stage.index)), Major::kDepth, RowTile::kPanelBytes),
-                             outer_offset(Major::kDepth, static_cast<uint32_t>(kHalf * keys), RowTile::kPanelBytes));
+    const uint64_t k =
+        moved(describe(shared_address(shared + in.layout.k(stage.index)), Major::kDepth, RowTile::kPanelBytes),
+              outer_offset(Major::kDepth, static_cast<uint32_t>(kHalf * keys), RowTile::kPanelBytes));
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
       multiply<Half::kBf16, Major::kDepth>(
@@ -125,22 +127,23 @@ struct RowSweep {
   }
 
   __device__ __forceinline__ void issue_values(Sums& out, const uint32_t (&weights)[4][4], int keys, bool adds) {
-    const uint64_t v = moved(describe(shared_address(shared + in.layout.v(stage.index)), Major::kOuter, ValueTile::kPanelBytes),
-                             depth_offset(Major::kOuter, static_cast<uint32_t>(kHalf * keys), ValueTile::kPanelBytes));
+    const uint64_t v =
+        moved(describe(shared_address(shared + in.layout.v(stage.index)), Major::kOuter, ValueTile::kPanelBytes),
+              depth_offset(Major::kOuter, static_cast<uint32_t>(kHalf * keys), ValueTile::kPanelBytes));
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-      multiply<Half::kBf16, Major::kOuter>(
-          out, weights[step], moved(v, depth_offset(Major::kOuter, step * kDepthStep, ValueTile::kPanelBytes)),
-          adds || step > 0);
+      multiply<Half::kBf16, Major::kOuter>(out, weights[step],
+                                           moved(v, depth_offset(Major::kOuter, step * kDepthStep, ValueTile::kPanelBytes)),
+                                           adds || step > 0);
     commit_products();
   }
 
   // The nodes that a block's rows read: first those of the segment, then those of older segments, which come by the ring.
   struct Reads {
-    uint32_t left;       // levels of the segment's own
+    uint32_t left;  // levels of the segment's own
     int locals, count;
     int linear_slot;
-    Turn released;       // place in the ring of the next node to give back
+    Turn released;  // place in the ring of the next node to give back
   };
 
   __device__ __forceinline__ void issue_read(Sums& sum, Reads* reads) {
@@ -197,12 +200,26 @@ struct RowSweep {
     }
   }
 
-  // Rows of y, by way of the warp's own kibibyte: 32 columns at a time.
+  // Rows of y, by way of the warp's own kibibyte: 32 columns at a time. If y accumulates, straight, so that the sum is
+  // rounded once.
   __device__ __forceinline__ void store_rows(const Task& task, char* y, const LiveRows& rows, const Sums& out) const {
     char* staging = shared + in.layout.staging(half * 4 + warp);
     const uint32_t address = shared_address(staging);
     const int first = kHalf * half + 16 * warp;
     if (rows.lo >= first + 16 || rows.hi <= first) return;
+    if (in.y.accumulate) {
+      const int columns = static_cast<int>(in.shape.value_dim) - kColumns * task.tile;
+#pragma unroll
+      for (int i = 0; i < 32; i += 2) {
+        const Place at = wgmma_sum(lane, i);
+        const int row = first + at.row;
+        if (row < rows.lo || row >= rows.hi || at.column >= columns) continue;
+        uint32_t& pair =
+            *reinterpret_cast<uint32_t*>(y + static_cast<int64_t>(rows.row + row) * (2 * in.y.row_stride) + 2 * at.column);
+        pair = pack<Half::kBf16>(from_bf16(pair & 0xffffu) + out[i], from_bf16(pair >> 16) + out[i + 1]);
+      }
+      return;
+    }
     const auto place = [](int row, int chunk) { return static_cast<uint32_t>(row * 64 + ((chunk ^ (row >> 1 & 3)) * 16)); };
     const Place at = block_row(lane);
     const int row = lane / 4, chunk = lane % 4;
@@ -250,7 +267,8 @@ struct RowSweep {
     wait(&barriers->k_full[stage.index], stage.phase);
     if (rows.lo > 0 || rows.hi < kBlock) {
       wait(&barriers->v_full[stage.index], stage.phase);
-      clear_dead_rows<kKeyDim>(in.layout, shared, stage.index, rows, static_cast<int>(threadIdx.x) - 128, kSweepThreads - 128);
+      clear_dead_rows<kKeyDim>(in.layout, shared, stage.index, rows, static_cast<int>(threadIdx.x) - 128,
+                               kSweepThreads - 128);
     }
     Sums scores, out;
     uint32_t factors[4][4];

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scalar gate forward on Hopper: the sweep's kernel, the nodes of whole segments, and the launch.
-#include "cuda/hopper/scalar_gate_sweep.h"
-
 #include <algorithm>
 #include <cstdlib>
 
 #include "cuda/hopper/capability.h"
 #include "cuda/hopper/register_budget.h"
-#include "cuda/hopper/scalar_gate_kernels.h"
 #include "cuda/hopper/scalar_gate_multiply.h"
 #include "cuda/hopper/scalar_gate_nodes.h"
+#include "cuda/hopper/scalar_gate_sweep.h"
 #include "cuda/hopper/scalar_gate_tables.h"
 #include "cuda/hopper/scalar_gate_views.h"
 
@@ -23,7 +21,7 @@ static_assert(registers_suffice(kGroupRegisters), "more registers than a block h
 constexpr int kLinearSegmentLog = 7;  // always the same: a linear state's bits depend on where segments end
 // Log-linear: nodes have the same bits however sequences are cut. Shorter segments fill the device with few sequences.
 constexpr int kSegmentLog = 5, kShortSegmentLog = 3;
-constexpr int kMostSlots = 7;  // levels of nodes that shared memory can hold
+constexpr int kMostSlots = 7;                         // levels of nodes that shared memory can hold
 constexpr int64_t kShortScratch = int64_t{32} << 20;  // that shorter segments may take
 
 // One thread: brings q, k and v of all blocks of all tasks.
@@ -127,7 +125,8 @@ __global__ void __launch_bounds__(kSweepThreads, 1) sweep(const __grid_constant_
 constexpr int kJoinThreads = 256;
 
 // After the sweeps over all segments but the last for their sums: the nodes that end with segments, or, linear, the states
-// before them. One thread: four elements of a sequence's nodes, in order. As a sweep over the whole sequence does it, to the bit.
+// before them. One thread: four elements of a sequence's nodes, in order. As a sweep over the whole sequence does it, to the
+// bit.
 template <bool kLinear>
 __global__ void __launch_bounds__(kJoinThreads)
     join_segments(const __grid_constant__ SweepParameters in, int64_t size, int64_t blocks, int64_t tasks) {
@@ -136,7 +135,7 @@ __global__ void __launch_bounds__(kJoinThreads)
     const int64_t tile = number / blocks % in.tiles, head = number / blocks / in.tiles % in.shape.heads;
     const int64_t b = number / blocks / in.tiles / in.shape.heads;
     const Sequence& sequence = in.batch.sequences[b];
-    if (sequence.padding || sequence.rows <= 0 || 4 * element >= size) continue;
+    if (!in.takes(sequence) || sequence.rows <= 0 || 4 * element >= size) continue;
     const int64_t oldest = sequence.position >> (kBlockLog + in.segment_log);
     const int64_t count = ((sequence.position + sequence.rows - 1) >> (kBlockLog + in.segment_log)) - oldest;
     const int64_t places = in.first_place(sequence, b);
@@ -222,11 +221,12 @@ Size carve(const MixerShape& shape, int64_t rows, int64_t sequences, int segment
   return used;
 }
 
-// Linear: whether sequences are cut depends on the batch's longest one, but one for which it makes a difference, because it is
-// longer than a segment, always is. Log-linear: as is fastest, by the number of blocks that multiprocessors work on one after
-// the other; it changes no bit. The emulated device does as the environment says.
+// Linear: whether sequences are cut depends on the batch's longest one, but one for which it makes a difference, because it
+// is longer than a segment, always is. Log-linear: as is fastest, by the number of blocks that multiprocessors work on one
+// after the other; it changes no bit. The emulated device does as the environment says.
 Cut choose_cut(const MixerShape& shape, const BatchView& batch) {
-  const int64_t by_position = (batch.most_length + kBlock - 1) >> kBlockLog, blocks = blocks_of(batch.most_rows, batch.most_length);
+  const int64_t by_position = (batch.most_length + kBlock - 1) >> kBlockLog,
+                blocks = blocks_of(batch.most_rows, batch.most_length);
   const auto segments_of = [&](int log) {
     const int64_t whole = (int64_t{1} << log) - 1;
     return std::min(((blocks + whole - 1) >> log) + 1, (by_position + whole) >> log);
@@ -241,7 +241,8 @@ Cut choose_cut(const MixerShape& shape, const BatchView& batch) {
     // Tasks of n blocks, one after the other on each unit.
     const auto rounds = [&](int64_t n) { return std::max<int64_t>(1, (work / n + units - 1) / units) * n; };
     const bool equal = batch.total_rows == batch.count * batch.most_rows;
-    // In quarters of the time of a block: segments also make their nodes ahead, in a third of it, and need two more launches.
+    // In quarters of the time of a block: segments also make their nodes ahead, in a third of it, and need two more
+    // launches.
     int64_t least = INT64_MAX;
     if (best.levels <= kMostSlots) least = 4 * (equal || work <= units * blocks ? rounds(blocks) : work / units + blocks);
     for (int log = kSegmentLog; log >= kShortSegmentLog; --log) {
@@ -267,7 +268,10 @@ int32_t launch_sweeps(SweepParameters* in, bool segmented, void* stream) {
   if (segmented) {
     const int64_t size = int64_t{kKeyDim} * kColumns, parts = size / 4 / kJoinThreads;
     const int64_t joins = in->batch.count * in->shape.heads * in->tiles * parts;
-    status = launch(sweep<kKeyDim, kLinear, true>, blocks(in->tasks), kSweepThreads, in->layout.bytes, stream, *in);
+    SweepParameters nodes = *in;
+    nodes.layout.ring = 0;
+    if (!nodes.layout.fit(kKeyDim, 0, true)) return LLA_INTERNAL;
+    status = launch(sweep<kKeyDim, kLinear, true>, blocks(in->tasks), kSweepThreads, nodes.layout.bytes, stream, nodes);
     if (status == LLA_OK) status = launch(join_segments<kLinear>, joins, kJoinThreads, 0, stream, *in, size, parts, joins);
   }
   if (status == LLA_OK)
@@ -286,28 +290,25 @@ int32_t load_sweeps() {
 
 }  // namespace
 
-bool accepts_scalar_gate_forward(const void* problem) {
-  const MixerForward& p = *static_cast<const MixerForward*>(problem);
+bool accepts_sweep(const MixerForward& p) {
   const MixerShape& s = p.shape;
-  if (s.mixer != LLA_SCALAR_GATE || s.key_dim < 1 || s.key_dim > 128 || s.key_dim % 8 != 0) return false;
-  if (s.value_dim < 1 || s.value_dim % 8 != 0 || s.grain != kHalf) return false;
+  if (s.mixer != LLA_SCALAR_GATE || s.key_dim < 1 || s.key_dim % 8 != 0) return false;
+  if (s.value_dim < 1 || s.value_dim % 8 != 0) return false;
   for (const View* view : {&p.q, &p.k, &p.v, &p.y}) {
     if (view->dtype != LLA_BF16) return false;
   }
   for (const View* view : {&p.gate, &p.write, &p.lambda}) {
     if (!is_factor(*view)) return false;
   }
-  // Histories are for the portable kernels.
-  if (p.state.nodes.base || p.state.tails.base || p.batch.most_length > kMostLength) return false;
+  if (p.batch.most_length > kMostLength) return false;
   const int64_t rows = p.batch.total_rows;
   if (rows > (int64_t{1} << 31) - 2 * kBlock) return false;
   return can_copy(p.q, s.key_dim, rows, s.groups) && can_copy(p.k, s.key_dim, rows, s.groups) &&
-         can_copy(p.v, s.value_dim, rows, s.heads) && can_store(p.y) && !p.y.accumulate && is_hopper();
+         can_copy(p.v, s.value_dim, rows, s.heads) && can_store(p.y) && is_hopper();
 }
 
 // Of all ways in which batches within the limits may be cut.
-void measure_scalar_gate_forward(const void* problem, const Limits& limits, Need* need) {
-  const MixerForward& p = *static_cast<const MixerForward*>(problem);
+void measure_sweep(const MixerForward& p, const Limits& limits, Need* need) {
   const auto bytes = [&](int log) { return carve(p.shape, limits.rows, limits.sequences, log, nullptr, nullptr); };
   const int64_t blocks = blocks_of(limits.rows_per_sequence, limits.length);
   const int levels = node_levels(blocks, limits.length);
@@ -326,8 +327,7 @@ void measure_scalar_gate_forward(const void* problem, const Limits& limits, Need
   }
 }
 
-int32_t launch_scalar_gate_forward(const void* problem, const Limits&, char* scratch, void* stream) {
-  const MixerForward& p = *static_cast<const MixerForward*>(problem);
+int32_t launch_sweep(const MixerForward& p, bool routes, char* scratch, void* stream) {
   const MixerShape& shape = p.shape;
   const BatchView& batch = p.batch;
   if (batch.count == 0 || batch.most_rows == 0) return LLA_OK;
@@ -340,6 +340,7 @@ int32_t launch_scalar_gate_forward(const void* problem, const Limits&, char* scr
   in.write = p.write;
   in.lambda = p.lambda;
   in.y = p.y;
+  in.routes = routes;
   in.tiles = tiles_of(shape);
   const Cut cut = choose_cut(shape, batch);
   const int levels = cut.levels;
@@ -353,11 +354,7 @@ int32_t launch_scalar_gate_forward(const void* problem, const Limits&, char* scr
   }
   layout.slots = linear ? 2 : segmented ? cut.segment_log : levels < 1 ? 1 : levels;
   layout.ring = !linear && segmented ? kRing : 0;
-  for (layout.stages = kMostStages; layout.stages > 0; --layout.stages) {
-    layout.place(key_dim, linear ? 0 : levels);
-    if (layout.bytes <= kMostShared) break;
-  }
-  if (layout.stages == 0) return LLA_INTERNAL;
+  if (!layout.fit(key_dim, linear ? 0 : levels, false)) return LLA_INTERNAL;
   in.tasks = sweeps * in.segments;
   if (in.tasks >= int64_t{1} << 30) return LLA_INTERNAL;
 
@@ -376,8 +373,7 @@ int32_t launch_scalar_gate_forward(const void* problem, const Limits&, char* scr
   return linear ? launch_sweeps<128, true>(&in, segmented, stream) : launch_sweeps<128, false>(&in, segmented, stream);
 }
 
-int32_t load_scalar_gate_forward() {
-  if (!is_hopper()) return LLA_OK;
+int32_t load_sweep() {
   int32_t status = load_sweeps<64>();
   if (status == LLA_OK) status = load_sweeps<128>();
   if (status == LLA_OK) status = load_kernel(join_segments<true>);

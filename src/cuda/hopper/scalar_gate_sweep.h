@@ -7,6 +7,7 @@
 #pragma once
 
 #include "core/checked.h"
+#include "cuda/common/scalar_gate_routes.h"
 #include "cuda/hopper/mbarrier.h"
 #include "cuda/hopper/swizzle.h"
 #include "cuda/hopper/tma.h"
@@ -17,31 +18,33 @@ namespace lla::cuda::hopper {
 constexpr int kBlockLog = 7, kBlock = 1 << kBlockLog;  // rows
 constexpr int kHalf = 64;                              // rows of a warpgroup that makes outputs
 constexpr int kColumns = 64;                           // values of a task
-constexpr int kSweepThreads = 512;  // warpgroups: producers, two that make outputs, one that makes nodes
+constexpr int kSweepThreads = 512;                     // warpgroups: producers, two that make outputs, one that makes nodes
 constexpr int kRowWarps = 8;
-constexpr int kInnerLevels = 7;    // levels 1 ... 7 lie within a block
-constexpr int kMostLevels = 32;    // of nodes; the lanes of a warp hold their decays
-constexpr int kMostStages = 2;     // of q, k, v
-constexpr int kNodeTurns = 3;      // barriers for the node of a block: rows may lag by two, and by one more state
-constexpr int kRing = 2;           // tiles for nodes from older segments
-constexpr int kWhole = 30;         // segment_log of a sweep over whole sequences
+constexpr int kInnerLevels = 7;  // levels 1 ... 7 lie within a block
+constexpr int kMostLevels = 32;  // of nodes; the lanes of a warp hold their decays
+constexpr int kMostStages = 4;   // of q, k, v
+constexpr int kNodeTurns = 3;    // barriers for the node of a block: rows may lag by two, and by one more state
+constexpr int kRing = 2;         // tiles for nodes from older segments
+constexpr int kWhole = 30;       // segment_log of a sweep over whole sequences
 constexpr size_t kMostShared = 232448;
+constexpr uint32_t kBarrierBytes = 512;
 
 // Factors of a block in shared memory, followed by λ[entry][128] of the nodes that the rows read: a row reads a node with
 // λ start[row] newer[entry]. Linear: start alone.
 struct Tables {
-  // [l - 1][r]: rows whose bit l - 1 is set: scale λ of level l, times the decay from the middle of the pair's bucket into the
-  // row; the others: the decay from the row to that middle, times the write strength. Their product is the mask at level l.
+  // [l - 1][r]: rows whose bit l - 1 is set: scale λ of level l, times the decay from the middle of the pair's bucket into
+  // the row; the others: the decay from the row to that middle, times the write strength. Their product is the mask at level
+  // l.
   float level[kInnerLevels][kBlock];
-  float diagonal[kBlock];  // scale λ of level 0, times the write strength
-  float fold[kBlock];      // decay to the block's end, times the write strength
+  float diagonal[kBlock];    // scale λ of level 0, times the write strength
+  float fold[kBlock];        // decay to the block's end, times the write strength
   float start[kBlock];       // scale, times the decay from the block's start into the row
   float merge[kMostLevels];  // decay of the node of a level to the block's end
   float newer[kMostLevels];  // of an entry, to the block's start
 };
 
-// Places of things in shared memory. Tiles first: they need 1024 bytes. Sums are formed on the host: the kernel has no register
-// to keep them in.
+// Places of things in shared memory. Tiles first: they need 1024 bytes. Sums are formed on the host: the kernel has no
+// register to keep them in.
 struct SharedLayout {
   int slots = 0;   // nodes of this segment: level b in slot min(b, slots - 1); linear: two states in turn
   int ring = 0;    // nodes of older segments
@@ -50,20 +53,28 @@ struct SharedLayout {
   uint32_t ring_begin = 0, q_begin = 0, k_begin = 0, v_begin = 0, staging_begin = 0, tables_begin = 0, barriers_begin = 0;
   uint32_t bytes = 0;
 
-  // `entries`: nodes that a row reads.
-  void place(int key_dim, int entries) {
-    const uint32_t q_bytes = kBlock * static_cast<uint32_t>(key_dim) * 2;
+  // `entries`: nodes that a row reads; none at all where nothing but nodes is made.
+  void place(int key_dim, int entries, bool nodes_only) {
+    const uint32_t k_bytes = kBlock * static_cast<uint32_t>(key_dim) * 2, q_bytes = nodes_only ? 0 : k_bytes;
     node_bytes = static_cast<uint32_t>(key_dim) * kSwizzleRow;
-    stage_bytes = 2 * q_bytes + kBlock * kSwizzleRow;
+    stage_bytes = q_bytes + k_bytes + kBlock * kSwizzleRow;
     table_bytes = static_cast<uint32_t>(sizeof(Tables)) + static_cast<uint32_t>(entries) * kBlock * 4;
     ring_begin = static_cast<uint32_t>(slots) * node_bytes;
     q_begin = ring_begin + static_cast<uint32_t>(ring) * node_bytes;
     k_begin = q_begin + q_bytes;
-    v_begin = k_begin + q_bytes;
+    v_begin = k_begin + k_bytes;
     staging_begin = q_begin + static_cast<uint32_t>(stages) * stage_bytes;
-    tables_begin = staging_begin + kRowWarps * 1024;
+    tables_begin = staging_begin + (nodes_only ? 0 : kRowWarps * 1024);
     barriers_begin = tables_begin + 2 * table_bytes;
-    bytes = barriers_begin + 256;
+    bytes = barriers_begin + kBarrierBytes;
+  }
+  // With as many stages as fit; false: not even one does.
+  bool fit(int key_dim, int entries, bool nodes_only) {
+    for (stages = kMostStages; stages > 0; --stages) {
+      place(key_dim, entries, nodes_only);
+      if (bytes <= kMostShared) return true;
+    }
+    return false;
   }
   LLA_HOST_DEVICE uint32_t slot(int i) const { return static_cast<uint32_t>(i) * node_bytes; }
   LLA_HOST_DEVICE uint32_t ring_slot(int i) const { return ring_begin + static_cast<uint32_t>(i) * node_bytes; }
@@ -83,7 +94,7 @@ struct Barriers {
   Barrier node_done[kNodeTurns];  // a block's node is in its slot
   Barrier reads_done[2];          // a block's rows have read all nodes
 };
-static_assert(sizeof(Barriers) <= 256, "place is kept for them");
+static_assert(sizeof(Barriers) <= kBarrierBytes, "place is kept for them");
 
 struct SweepParameters {
   CUtensorMap q, k, v;
@@ -94,18 +105,22 @@ struct SweepParameters {
   SharedLayout layout;
   int segment_log = kWhole;  // blocks of a segment
   int64_t segments = 1;      // that a sequence touches at most
+  bool routes = false;       // only sequences that takes_sweep() names; else all
   int64_t tiles = 1;         // of kColumns values
   int64_t tasks = 0;
   // Of segments in order (segment_place), head and tile:
-  float* sums = nullptr;           // [place][dk][64], linear: later the state before the segment; log-linear: the node
+  float* sums = nullptr;  // [place][dk][64], linear: later the state before the segment; log-linear: the node
   // [place][2]: log decay over the segment; log-linear: over its last block, and of the nodes that this one merged.
   float* sum_decay = nullptr;
   unsigned short* upper = nullptr;  // [place][dk][64] bf16: the node that ends with the segment
-  float* upper_decay = nullptr;    // [place]
+  float* upper_decay = nullptr;     // [place]
 
   // Number of the first of the sequence's segments; those of two sequences never meet.
   LLA_HOST_DEVICE int64_t first_place(const Sequence& sequence, int64_t b) const {
     return (sequence.row_begin >> (kBlockLog + segment_log)) + 2 * b;
+  }
+  __device__ __forceinline__ bool takes(const Sequence& sequence) const {
+    return !sequence.padding && (!routes || takes_sweep(sequence));
   }
   LLA_HOST_DEVICE int64_t place(int64_t segment_place, int64_t head, int64_t tile) const {
     return (segment_place * shape.heads + head) * tiles + tile;
@@ -146,7 +161,7 @@ __device__ __forceinline__ Task find_task(const SweepParameters& in, int64_t tas
   const Sequence& sequence = in.batch.sequences[b];
   task.index = sequence.index;
   task.row_begin = static_cast<int>(sequence.row_begin);
-  task.rows = sequence.padding ? 0 : static_cast<int>(sequence.rows);
+  task.rows = in.takes(sequence) ? static_cast<int>(sequence.rows) : 0;
   task.position = static_cast<int>(sequence.position);
   const int first = task.position >> kBlockLog;
   const int end = task.rows == 0 ? first : (task.position + task.rows + kBlock - 1) >> kBlockLog;
@@ -187,5 +202,11 @@ struct Turn {
     }
   }
 };
+
+// The sweep as a whole; shapes, types and views that it takes, whatever the state.
+bool accepts_sweep(const MixerForward& p);
+void measure_sweep(const MixerForward& p, const Limits& limits, Need* need);
+int32_t launch_sweep(const MixerForward& p, bool routes, char* scratch, void* stream);
+int32_t load_sweep();
 
 }  // namespace lla::cuda::hopper

@@ -18,6 +18,12 @@ inline int bits(int64_t x) {
 
 // Columns of keys as kernels see them: instances exist for two numbers, and copies bring zeros for the rest.
 inline int key_columns(const MixerShape& shape) { return shape.key_dim <= 64 ? 64 : 128; }
+// Nothing but sums of products of queries and keys depends on dk, so that wider ones are worked on in pieces.
+constexpr int64_t kMostKeyDim = 128;
+inline View columns_from(View view, int64_t column) {
+  if (view.present()) view.data = offset_elements(view.data, view.dtype, column);
+  return view;
+}
 
 // Blocks that a sequence touches at most.
 inline int64_t blocks_of(int64_t most_rows, int64_t most_length) {

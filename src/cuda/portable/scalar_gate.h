@@ -9,6 +9,7 @@
 #include "core/checked.h"
 #include "cuda/common/chunk.h"
 #include "cuda/common/matrix.h"
+#include "cuda/common/scalar_gate_routes.h"
 #include "cuda/portable/scalar_gate_tile.h"
 #include "plugin/backend.h"
 
@@ -115,8 +116,8 @@ struct NodeScratch {
   float* decay = nullptr;        // over the node
   float* up = nullptr;           // from the node's end to the end of the node that takes it in
 
-  void take(Carver* carver, const Geometry& geometry, const MixerShape& shape, const Limits& limits) {
-    const Size count = geometry.slots.size(limits) * shape.heads;
+  void take(Carver* carver, const Geometry& geometry, int64_t heads, const Limits& limits) {
+    const Size count = geometry.slots.size(limits) * heads;
     nodes = reinterpret_cast<char*>(carver->take<float>(count * geometry.node_size));
     leaf_decay = carver->take<float>(count);
     inner_decay = carver->take<float>(count);
@@ -134,6 +135,7 @@ struct Inputs {
   Geometry geometry;
   NodeScratch scratch;
   int most_entries = 0;
+  bool beside_sweeps = false;  // sequences that take_sweep() names are others' work
 
   template <class Problem>
   explicit Inputs(const Problem& p)
@@ -182,6 +184,12 @@ int32_t launch_steps(const Inputs& in, const View& y, void* stream);
 int32_t load_steps();
 
 int32_t launch_forward(const void* problem, const Limits& limits, char* scratch, void* stream);
+// The same without the outputs and nodes of sequences that take sweeps.
+int32_t launch_beside_sweeps(const MixerForward& p, char* scratch, void* stream);
+// Stores the nodes of these sequences; scratch as state_nodes_bytes() says.
+int32_t launch_state_nodes(const MixerForward& p, char* scratch, void* stream);
+int64_t state_nodes_bytes(const MixerShape& shape, const Limits& limits);
+int32_t load_state_nodes();
 void measure_forward(const void* problem, const Limits& limits, Need* need);
 int32_t load_forward();
 int32_t launch_backward(const void* problem, const Limits& limits, char* scratch, void* stream);
@@ -206,7 +214,7 @@ struct Walk {
 
   __device__ Walk(const Inputs& in, int64_t b)
       : sequence(in.batch.sequences[b]), range(sequence, in.geometry.chunk), slot(in.geometry.slots.first(in.batch, b)) {
-    if (sequence.padding) range.count = range.full = 0;
+    if (sequence.padding || (in.beside_sweeps && takes_sweep(sequence))) range.count = range.full = 0;
   }
   __device__ __forceinline__ int64_t slot_of(int64_t chunk) const { return slot + chunk - range.first; }
   __device__ __forceinline__ bool makes(int64_t chunk) const {

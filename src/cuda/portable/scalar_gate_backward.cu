@@ -15,12 +15,13 @@ struct Task {
   int64_t place, chunk, head, part;
   uint64_t past;
   float scale;
+  bool first;          // of the heads that the block works on: no rows are there yet
   bool first_of_part;  // sums of the part begin with this head
   bool reads, full;    // has rows of the call; makes a node
   ChunkRows queries, keys, values, dys;
 
   __device__ Task(const Backward& a, const Walk& of, const ChunkSpan& rows, int64_t place_, int64_t chunk_, int64_t head_,
-                  int64_t part_, bool first)
+                  int64_t part_, bool first_)
       : walk(of),
         span(rows),
         place(place_),
@@ -29,7 +30,8 @@ struct Task {
         part(part_),
         past(past_of(a.in.geometry, of.range.first, chunk_)),
         scale(static_cast<float>(a.in.shape.scale)),
-        first_of_part(first),
+        first(first_),
+        first_of_part(first_ && !a.resumes_part),
         reads(rows.lo < rows.hi),
         full(of.makes(chunk_)),
         queries(call_rows(a.in, of.sequence, rows, a.in.q, a.in.shape.group_of(head_))),
@@ -149,7 +151,7 @@ __device__ __forceinline__ void fill_tables(const Backward& a, const Task& t, Ch
 template <bool kExact>
 __device__ __forceinline__ void fill_products(const Backward& a, const Task& t, ChunkShared<kExact>& shared) {
   const MixerShape& shape = a.in.shape;
-  const bool filled = !t.first_of_part;
+  const bool filled = !t.first;
   TileSum match, product;
   match.clear();
   product.clear();

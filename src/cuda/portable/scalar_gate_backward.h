@@ -6,6 +6,7 @@
 // the end of a chunk from its nodes: what later rows read of them, plus what goes on through the node that takes them in.
 #pragma once
 
+#include "cuda/portable/head_slices.h"
 #include "cuda/portable/scalar_gate.h"
 
 namespace lla::cuda::scalar_gate {
@@ -20,7 +21,8 @@ struct BackwardScratch {
   float* partials = nullptr;   // [slot][head][warps][2]: parts of `flows`
   float* flows = nullptr;      // [slot][head][2]: of a node through the one that takes it in, and into the final state
   float* old_flows = nullptr;  // [sequence][head][levels][2]: the same of the history's nodes
-  float *dq = nullptr, *dk = nullptr;  // [part][place][part_size]
+  float *dq = nullptr, *dk = nullptr;            // [part][place][part_size]
+  float *dq_sums = nullptr, *dk_sums = nullptr;  // [place][part_size]: over the group's earlier parts, if slices cut groups
 };
 
 struct Backward {
@@ -31,8 +33,12 @@ struct Backward {
   int levels = 1;                              // of entries that there can be, kOldest included
   int64_t warps = 0;                           // that share a node
   int64_t members = 1, bundle = 1, parts = 1;  // heads of a group, heads of a part, parts of all groups
+  // A slice of a group: it goes on with the part that the slice before has begun, with the sums that are there; all heads of
+  // its last part, of its group, are there then.
+  bool resumes_part = false, resumes_group = false, ends_part = true, ends_group = true;
 
-  explicit Backward(const MixerBackward& p, const Limits& limits)
+  // `p`: a slice of a problem whose parts have at most `part` heads.
+  explicit Backward(const MixerBackward& p, int64_t part, const Limits& limits)
       : in(p),
         dy(p.dy),
         dq(p.dq),
@@ -47,24 +53,30 @@ struct Backward {
     in.most_entries = in.geometry.most_entries(shape, limits.length, limits.rows_per_sequence);
     warps = (in.geometry.node_size + 127) / 128;
     members = shape.heads / shape.groups;
-    bundle = members < kBundle ? members : kBundle;
+    bundle = members < part ? members : part;
     parts = shape.groups * ((members + bundle - 1) / bundle);
   }
-  void take(Carver* carver, const Limits& limits) {
-    const MixerShape& shape = in.shape;
+  // For slices of this many heads. Sums over parts come first: they stay from slice to slice.
+  void take(Carver* carver, const Limits& limits, int64_t heads, bool cuts_groups) {
     const Geometry& geometry = in.geometry;
-    in.scratch.take(carver, geometry, shape, limits);
-    const Size slots = geometry.slots.size(limits) * shape.heads, places = geometry.places.size(limits);
+    const Size places = geometry.places.size(limits), part = places * part_size();
+    if (cuts_groups) {
+      scratch.dq_sums = carver->take<float>(part);
+      scratch.dk_sums = carver->take<float>(part);
+    }
+    const int64_t of_group = (members + bundle - 1) / bundle;
+    const int64_t count = heads >= members ? heads / members * of_group : (heads + bundle - 1) / bundle;
+    scratch.dq = carver->take<float>(part * count);
+    scratch.dk = carver->take<float>(part * count);
+    in.scratch.take(carver, geometry, heads, limits);
+    const Size slots = geometry.slots.size(limits) * heads;
     scratch.grads = reinterpret_cast<char*>(carver->take<float>(slots * geometry.node_size));
-    scratch.weights = carver->take<float>(places * shape.heads * in.most_entries * 64);
-    scratch.reads = carver->take<float>(places * levels * shape.heads);
-    scratch.rows = carver->take<float>(places * shape.heads * 64);
+    scratch.weights = carver->take<float>(places * heads * in.most_entries * 64);
+    scratch.reads = carver->take<float>(places * levels * heads);
+    scratch.rows = carver->take<float>(places * heads * 64);
     scratch.partials = carver->take<float>(slots * warps * 2);
     scratch.flows = carver->take<float>(slots * 2);
-    scratch.old_flows = carver->take<float>(Size(limits.sequences) * shape.heads * levels * 2);
-    const Size part = places * part_size();
-    scratch.dq = carver->take<float>(part * parts);
-    scratch.dk = carver->take<float>(part * parts);
+    scratch.old_flows = carver->take<float>(Size(limits.sequences) * heads * levels * 2);
   }
   // Sums of a chunk and part: whole tiles in the order of an accumulator's threads, or, of small chunks, [C][dk].
   LLA_HOST_DEVICE int64_t part_size() const {

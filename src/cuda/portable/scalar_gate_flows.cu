@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scalar gate backward, last steps: gradients of gates from flows, sums over the heads of groups, and the launch.
+#include "cuda/common/scratch_limit.h"
 #include "cuda/portable/scalar_gate_backward.h"
 
 namespace lla::cuda::scalar_gate {
@@ -183,8 +184,16 @@ __global__ void __launch_bounds__(kThreads) sum_parts(const __grid_constant__ Ba
       const auto ring = [&](const SlotImage& image) {
         return (image.tail_origin + (span.begin + r) % in.shape.grain) % a.gradient.tail_layout.capacity;
       };
-      float dk = 0;
+      const int64_t in_group = place * a.part_size() + a.part_index(r, e);
+      float dk = a.resumes_group ? a.scratch.dk_sums[in_group] : 0;
+      float dq = a.resumes_group && a.dq.present() ? a.scratch.dq_sums[in_group] : 0;
       for (int64_t part = 0; part < parts; ++part) dk += a.scratch.dk[at + part * stride];
+      for (int64_t part = 0; a.dq.present() && part < parts; ++part) dq += a.scratch.dq[at + part * stride];
+      if (!a.ends_group) {
+        a.scratch.dk_sums[in_group] = dk;
+        a.scratch.dq_sums[in_group] = dq;
+        continue;
+      }
       if (final.tail >= 0 && chunk >= final_chunks(in, sequence) && span.begin + r >= final.start)
         dk += load_element(a.gradient.tail_k(final.tail, group, ring(final)), a.gradient.tail_layout.dtype, e);
       if (r < span.lo) {
@@ -196,10 +205,7 @@ __global__ void __launch_bounds__(kThreads) sum_parts(const __grid_constant__ Ba
       }
       const int64_t row = span.row(sequence, r);
       if (a.dk.present()) put_element(a.dk.at(sequence.index, row, group), a.dk.dtype, e, dk, a.dk.accumulate);
-      if (!a.dq.present()) continue;
-      float dq = 0;
-      for (int64_t part = 0; part < parts; ++part) dq += a.scratch.dq[at + part * stride];
-      put_element(a.dq.at(sequence.index, row, group), a.dq.dtype, e, dq, a.dq.accumulate);
+      if (a.dq.present()) put_element(a.dq.at(sequence.index, row, group), a.dq.dtype, e, dq, a.dq.accumulate);
     }
   }
 }
@@ -217,7 +223,7 @@ int32_t launch_flows(const Backward& a, void* stream) {
   if (status == LLA_OK) status = launch(gate_gradients, blocks(gates, kThreads / 32), kThreads, 0, stream, a, gates);
   if (status == LLA_OK && a.gradient.nodes.base)
     status = launch(initial_decays, blocks(batch.count * heads, kThreads), kThreads, 0, stream, a, batch.count * heads);
-  if (status == LLA_OK) status = launch(sum_parts, sums, kThreads, 0, stream, a, sums);
+  if (status == LLA_OK && a.ends_part) status = launch(sum_parts, sums, kThreads, 0, stream, a, sums);
   return status;
 }
 
@@ -229,26 +235,52 @@ int32_t load_flows() {
   return status;
 }
 
-void measure_backward(const void* problem, const Limits& limits, Need* need) {
-  Backward a(*static_cast<const MixerBackward*>(problem), limits);
+namespace {
+
+// Of slices of this many heads.
+Size backward_bytes(const MixerBackward& p, const Limits& limits, int64_t heads) {
+  Backward a(p, kBundle, limits);
   Carver carver;
-  a.take(&carver, limits);
-  need->shared = carver.used.valid() ? carver.used.value() : -1;
+  a.take(&carver, limits, heads, heads < a.members);
+  return carver.used;
 }
 
-int32_t launch_backward(const void* problem, const Limits&, char* scratch, void* stream) {
-  const MixerBackward& p = *static_cast<const MixerBackward*>(problem);
-  Inputs bare(p);
-  Backward a(p, bare.limits());
-  Carver carver{scratch, 0};
-  a.take(&carver, bare.limits());
-  const bool exact = a.in.exact() || p.dy.dtype != LLA_BF16;
-  if (!exact && !p.state.nodes.base && !p.gradient.nodes.base) a.in.geometry.scratch_dtype = LLA_BF16;
+// One slice of the heads.
+int32_t launch_slice(Backward& a, int32_t dy_dtype, void* stream) {
+  const bool exact = a.in.exact() || dy_dtype != LLA_BF16;
+  if (!exact && !a.in.state.nodes.base && !a.gradient.nodes.base) a.in.geometry.scratch_dtype = LLA_BF16;
   int32_t status = launch_nodes(a.in, exact, stream);
   if (status == LLA_OK) status = launch_node_gradients(a, exact, stream);
   if (status == LLA_OK) status = launch_chunk_gradients(a, exact, stream);
   if (status == LLA_OK) status = launch_flows(a, stream);
   if (status == LLA_OK) status = launch_old_node_gradients(a, exact, stream);
+  return status;
+}
+
+}  // namespace
+
+void measure_backward(const void* problem, const Limits& limits, Need* need) {
+  const MixerBackward& p = *static_cast<const MixerBackward*>(problem);
+  const auto bytes_of = [&](int64_t heads) { return backward_bytes(p, limits, heads); };
+  need->shared = sliced_bytes(p.shape.heads, bytes_of);
+}
+
+int32_t launch_backward(const void* problem, const Limits&, char* scratch, void* stream) {
+  const MixerBackward& p = *static_cast<const MixerBackward*>(problem);
+  const Limits limits = Inputs(p).limits();
+  HeadSlices slices(p.shape, kBundle);
+  slices.choose([&](int64_t heads) { return fits_scratch(backward_bytes(p, limits, heads)); });
+  int32_t status = LLA_OK;
+  for (HeadSlice slice = slices.first(); slice.count > 0 && status == LLA_OK; slice = slices.next(slice)) {
+    Backward a(slices.problem_of(p, slice), kBundle, limits);
+    Carver carver{scratch, Size(0)};
+    a.take(&carver, limits, a.in.shape.heads, slices.cuts_groups());
+    a.resumes_part = !slices.begins_part(slice);
+    a.resumes_group = slices.part_of(slice) > 0;
+    a.ends_part = slices.ends_part(slice);
+    a.ends_group = slices.ends_group(slice);
+    status = launch_slice(a, p.dy.dtype, stream);
+  }
   return status;
 }
 

@@ -2,6 +2,8 @@
 // Scalar gate forward: the outputs of a chunk from its own rows and the nodes of its past, and what is stored afterwards.
 #include <new>
 
+#include "cuda/common/scratch_limit.h"
+#include "cuda/portable/head_slices.h"
 #include "cuda/portable/scalar_gate.h"
 
 namespace lla::cuda::scalar_gate {
@@ -170,7 +172,7 @@ __global__ void __launch_bounds__(kWalkThreads)
     const int64_t head = task % heads, index = task / heads % (levels + 1), item = task / heads / (levels + 1) % most;
     const Walk walk(in, task / heads / (levels + 1) / most);
     if (walk.sequence.padding || item >= walk.sequence.nodes_to_store_count) continue;
-    if (takes_step(geometry, walk.sequence)) continue;
+    if (takes_step(geometry, walk.sequence) || (in.beside_sweeps && takes_sweep(walk.sequence))) continue;
     const NodesToStore& plan = walk.sequence.nodes_to_store[item];
     const int state_level = index == levels ? kAbsorbed : static_cast<int>(index);
     const int32_t id = plan.node[state_level];
@@ -254,47 +256,75 @@ __global__ void __launch_bounds__(kWalkThreads)
   }
 }
 
-}  // namespace
-
-void measure_forward(const void* problem, const Limits& limits, Need* need) {
-  const MixerForward& p = *static_cast<const MixerForward*>(problem);
-  const Geometry geometry(p.shape, p.state);
-  Carver carver;
-  NodeScratch().take(&carver, geometry, p.shape, limits);
-  need->shared = carver.used.valid() ? carver.used.value() : -1;
+// The raw rows behind the last full chunks.
+int32_t launch_tail(const Inputs& in, void* stream) {
+  const BatchView& batch = in.batch;
+  if (!batch.stores || !in.state.tails.base) return LLA_OK;
+  const int64_t splits = (in.state.tail_layout.capacity + 63) / 64;
+  const int64_t blocks = batch.count * batch.most_tail_to_store * splits * (in.shape.heads + in.shape.groups);
+  return launch(store_tail, blocks, kWalkThreads, 0, stream, in, splits, batch.most_tail_to_store, blocks);
 }
 
-int32_t launch_forward(const void* problem, const Limits&, char* scratch, void* stream) {
-  const MixerForward& p = *static_cast<const MixerForward*>(problem);
+// One slice of the heads, but for the sequences that take steps.
+int32_t launch_slice(const MixerForward& p, bool beside_sweeps, char* scratch, void* stream) {
   Inputs in(p);
+  in.beside_sweeps = beside_sweeps;
   Carver carver{scratch, 0};
-  in.scratch.take(&carver, in.geometry, p.shape, in.limits());
+  in.scratch.take(&carver, in.geometry, p.shape.heads, in.limits());
   const BatchView& batch = p.batch;
   const int64_t heads = p.shape.heads;
   const bool exact = in.exact();
   if (!exact && !p.state.nodes.base) in.geometry.scratch_dtype = LLA_BF16;
-  if (in.geometry.chunk.ratio_log == 0) {
-    const int32_t status = launch_steps(in, p.y, stream);
-    if (status != LLA_OK || batch.most_rows <= 1) return status;  // all sequences take steps
-  }
   int32_t status = launch_nodes(in, exact, stream);
   const int64_t tasks = in.geometry.places.tasks(batch) * tiles_of(p.shape.value_dim) * heads;
   if (status == LLA_OK)
     status =
         launch(exact ? outputs<true> : outputs<false>, tasks, kThreads, outputs_bytes(in, exact), stream, in, p.y, tasks);
-  if (!batch.stores || status != LLA_OK) return status;
-  if (p.state.nodes.base) {
+  if (batch.stores && p.state.nodes.base && status == LLA_OK) {
     int levels = 0;
     for (int64_t n = batch.most_length / p.shape.grain; n > 0 && levels < kNodeLevels; n >>= 1) ++levels;
     const int64_t blocks = batch.count * batch.most_nodes_to_store * (levels + 1) * heads;
     status = launch(store_nodes, blocks, kWalkThreads, 0, stream, in, levels, batch.most_nodes_to_store, blocks);
   }
-  if (p.state.tails.base && status == LLA_OK) {
-    const int64_t splits = (p.state.tail_layout.capacity + 63) / 64;
-    const int64_t blocks = batch.count * batch.most_tail_to_store * splits * (heads + p.shape.groups);
-    status = launch(store_tail, blocks, kWalkThreads, 0, stream, in, splits, batch.most_tail_to_store, blocks);
+  return status == LLA_OK ? launch_tail(in, stream) : status;
+}
+
+// Scratch of slices of this many heads.
+Size forward_bytes(const MixerForward& p, const Limits& limits, int64_t heads) {
+  Carver carver;
+  NodeScratch().take(&carver, Geometry(p.shape, p.state), heads, limits);
+  return carver.used;
+}
+
+int32_t launch_slices(const MixerForward& p, bool beside_sweeps, char* scratch, void* stream) {
+  const Inputs in(p);
+  if (beside_sweeps && all_take_sweeps(p.batch)) return launch_tail(in, stream);
+  int32_t status = LLA_OK;
+  if (in.geometry.chunk.ratio_log == 0) {
+    status = launch_steps(in, p.y, stream);
+    if (p.batch.most_rows <= 1) return status;  // all sequences take steps
   }
+  const Limits limits = in.limits();
+  HeadSlices slices(p.shape, 1);
+  slices.choose([&](int64_t heads) { return fits_scratch(forward_bytes(p, limits, heads)); });
+  for (HeadSlice slice = slices.first(); slice.count > 0 && status == LLA_OK; slice = slices.next(slice))
+    status = launch_slice(slices.problem_of(p, slice), beside_sweeps, scratch, stream);
   return status;
+}
+
+}  // namespace
+
+void measure_forward(const void* problem, const Limits& limits, Need* need) {
+  const MixerForward& p = *static_cast<const MixerForward*>(problem);
+  need->shared = sliced_bytes(p.shape.heads, [&](int64_t heads) { return forward_bytes(p, limits, heads); });
+}
+
+int32_t launch_beside_sweeps(const MixerForward& p, char* scratch, void* stream) {
+  return launch_slices(p, true, scratch, stream);
+}
+
+int32_t launch_forward(const void* problem, const Limits&, char* scratch, void* stream) {
+  return launch_slices(*static_cast<const MixerForward*>(problem), false, scratch, stream);
 }
 
 int32_t load_forward() {

@@ -1,0 +1,63 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The table of docs/sdk-checklist.md has all its rows, and what they name is there: tests of this build, files of this tree."""
+import argparse
+import pathlib
+import re
+import subprocess
+import sys
+
+ROWS = 40
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--root", required=True)
+    parser.add_argument("--build", required=True)
+    parser.add_argument("--ctest", default="ctest")
+    options = parser.parse_args()
+    root = pathlib.Path(options.root)
+    listed = subprocess.run([options.ctest, "--test-dir", options.build, "-N"], check=True, capture_output=True, text=True).stdout
+    tests = re.findall(r"Test +#\d+: (\S+)", listed)
+    rows = re.findall(r"^\| (\d+) \| (.+) \| (.+) \| (.+) \|$", (root / "docs/sdk-checklist.md").read_text(encoding="utf-8"),
+                      flags=re.M)
+    faults = []
+    total = 0
+    if [int(number) for number, *_ in rows] != list(range(1, ROWS + 1)):
+        faults.append(f"the table has the rows {[number for number, *_ in rows]}")
+    for number, _, proof, state in rows:
+        commands = 0
+        for command in re.findall(r"`([^`]+)`", proof):
+            commands += 1
+            pattern = re.fullmatch(r"ctest -R '(.+)'", command)
+            if pattern:
+                # In a table a bar is written with a backslash; each alternative must find a test.
+                for one in alternatives(pattern[1].replace("\\|", "|")):
+                    if not any(re.search(one, test) for test in tests):
+                        faults.append(f"row {number}: no test matches {one}")
+            elif not (root / command.split()[0]).is_file():
+                faults.append(f"row {number}: {command.split()[0]} does not exist")
+        for path in re.findall(r"`((?:tests|src|docs|packaging)/[\w./-]+)`", state):
+            if not (root / path).exists():
+                faults.append(f"row {number}: {path} does not exist")
+        total += commands
+        if not commands and not state.startswith("to be read, "):
+            faults.append(f"row {number} has no command")
+        if not state.startswith(("shown", "in part: ", "not shown: ", "to be read, ")):
+            faults.append(f"row {number}: is it shown?")
+    print(f"{len(rows)} rows, {total} commands, {len(tests)} tests")
+    for fault in faults:
+        print("FAULT", fault)
+    return 1 if faults else 0
+
+
+def alternatives(pattern):
+    """^(a|b.(c|d)) as ^a, ^b.c, ^b.d: every alternative of the innermost groups in turn."""
+    group = re.search(r"\(([^()]*)\)", pattern)
+    if not group:
+        return [pattern]
+    return [one for choice in group[1].split("|") for one in alternatives(pattern[:group.start()] + choice + pattern[group.end():])]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
