@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The same in Rust, without the crates: the few declarations that it needs, written down from the headers.
-use std::ffi::{c_char, c_void, CStr};
+use std::ffi::CStr;
+use std::os::raw::{c_char, c_void};
 use std::ptr::{null, null_mut};
 
 #[repr(C)]
