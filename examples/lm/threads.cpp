@@ -5,6 +5,26 @@
 #include <algorithm>
 
 namespace lm {
+namespace {
+
+// Glances before a thread sleeps: the calls of a decoded token follow each other within microseconds, and waking takes
+// longer.
+constexpr int kGlances = 1000;
+
+template <class F>
+bool soon(F happened) {
+  for (int i = 0; i < kGlances; ++i) {
+    if (happened()) return true;
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+  return false;
+}
+
+}  // namespace
 
 Threads::Threads(int32_t count) {
   for (int32_t i = 1; i < count; ++i) workers_.emplace_back([this, i] { work(i); });
@@ -21,7 +41,9 @@ void Threads::work(int32_t thread) {
   while (!stop_.load()) {
     const uint32_t seen = round_.load();
     take_tasks(thread);
-    round_.wait(seen);  // returns at once if there has been a job since
+    if (!soon([&] { return round_.load(std::memory_order_acquire) != seen; })) {
+      round_.wait(seen);  // returns at once if there has been a job since
+    }
   }
 }
 
@@ -59,6 +81,7 @@ void Threads::run_job(int64_t first, uint32_t count, lla_task task, void* argume
   round_.fetch_add(1);
   round_.notify_all();
   take_tasks(0);
+  if (soon([&] { return done_.load(std::memory_order_acquire) == count; })) return;
   for (uint32_t done = done_.load(std::memory_order_acquire); done != count; done = done_.load(std::memory_order_acquire)) {
     done_.wait(done, std::memory_order_acquire);
   }

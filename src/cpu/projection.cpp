@@ -5,7 +5,8 @@
 namespace lla::cpu {
 namespace {
 
-constexpr int64_t kRows = 64;      // live rows of a tile
+constexpr int64_t kForwardRows = 128;  // live rows of a tile of y: a transposed block of the weight serves them all
+constexpr int64_t kRows = 64;          // live rows of a tile of dx
 constexpr int64_t kOutputs = 64;   // outputs of a tile of y or of the weight's gradient
 constexpr int64_t kInputs = 128;   // inputs of a tile of dx or of the weight's gradient
 constexpr int64_t kDepth = 256;    // outputs (of dx) or live rows (of the weight's gradient) that are widened at once
@@ -95,8 +96,8 @@ struct ForwardDriver {
     float *tile, *x, *weight, *bias;
     void take(Carver* carver, const Projection& p) {
       const int64_t depth = least(p.inputs, kDotDepth), outputs = least(p.outputs, kOutputs);
-      tile = carver->take(kRows * outputs);
-      x = carver->take(kRows * depth);
+      tile = carver->take(kForwardRows * outputs);
+      x = carver->take(kForwardRows * depth);
       weight = carver->take(outputs * depth);
       bias = carver->take(outputs);
     }
@@ -111,7 +112,7 @@ struct ForwardDriver {
   static int32_t phases(const void*) { return 1; }
   static int64_t tasks(const void* problem, int32_t) {
     const Projection& p = *static_cast<const Projection*>(problem);
-    return ceil_div(live_numbers(p.batch), kRows) * ceil_div(p.outputs, kOutputs);
+    return ceil_div(live_numbers(p.batch), kForwardRows) * ceil_div(p.outputs, kOutputs);
   }
 
   // One tile of y. Neighbouring tasks share the weights' block.
@@ -120,8 +121,8 @@ struct ForwardDriver {
     Carver carver(scratch.thread);
     Arrays a;
     a.take(&carver, p);
-    const int64_t numbers = live_numbers(p.batch), blocks = ceil_div(numbers, kRows);
-    const int64_t begin = task % blocks * kRows, end = least(numbers, begin + kRows);
+    const int64_t numbers = live_numbers(p.batch), blocks = ceil_div(numbers, kForwardRows);
+    const int64_t begin = task % blocks * kForwardRows, end = least(numbers, begin + kForwardRows);
     const int64_t first = task / blocks * kOutputs, outputs = least(kOutputs, p.outputs - first);
     int64_t rows = 0, at = 0;
     do {

@@ -240,9 +240,9 @@ void fold_chunk(const Simd& simd, const Sizes& z, const SlotMemory& state, const
   bool any = false;
   for (int i = 0; i < o.v.parts; ++i) {
     const Rows::Part& part = o.v.part[i];
-    for (int64_t s = part.first; s < part.last; ++s) {
-      simd.scale(scaled + s * dv, part.data + (s - part.first) * dv, f.suffix[s] * o.write[s], dv);
-    }
+    const int64_t first = part.first;
+    for (int64_t s = first; s < part.last; ++s) f.key[s] = f.suffix[s] * o.write[s];
+    simd.scale_rows(part.last - first, scaled + first * dv, part.data, f.key + first, dv);
   }
   for (int i = 0; i < o.k.parts; ++i) {
     const Rows::Part& part = o.k.part[i];

@@ -160,8 +160,8 @@ struct Reads {
 void list_reads(const Simd& simd, const MixerShape& shape, const Sizes& sizes, const Node* nodes, uint64_t also,
                 Reads* reads);
 
-// Folds a complete chunk: its content goes to `content` and swallows the nodes of the trailing ones of its index. `scaled`
-// [C][dv] is overwritten. `buffer` is where content lies (-1: not in the pool).
+// Folds a complete chunk (factors.key is overwritten): its content goes to `content` and swallows the nodes of the trailing
+// ones of its index. `scaled` [C][dv] is overwritten. `buffer` is where content lies (-1: not in the pool).
 void fold_chunk(const Simd& simd, const Sizes& sizes, const SlotMemory& state, const Operands& operands,
                 const Factors& factors, float* scaled, float* content, int buffer, Nodes* nodes);
 // Whether the layer keeps a node of this index at all.

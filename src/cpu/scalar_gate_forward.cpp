@@ -12,10 +12,10 @@ namespace {
 struct Buffers {
   OperandBuffers operands;
   Factors factors;
-  float* weights = nullptr;  // [row block][C]: q.k, then times decay and λ
-  float* scaled = nullptr;   // [C][dv]
-  float* q = nullptr;        // [row block][dk], scaled for one node
-  float* y = nullptr;        // [row block][dv]
+  float* weights = nullptr;     // [row block][C]: q.k, then times decay and λ
+  float* scaled = nullptr;      // [C][dv]
+  float* row_weight = nullptr;  // [row block]: of one node
+  float* y = nullptr;           // [row block][dv]
   float* pool = nullptr;
 
   void carve(const MixerShape& shape, const Limits& limits, Carver* carver) {
@@ -24,7 +24,7 @@ struct Buffers {
     factors.carve(z, carver);
     weights = carver->floats(times(z.row_block(), z.grain));
     scaled = carver->floats(times(z.grain, z.value_dim));
-    q = carver->floats(times(z.row_block(), z.key_dim));
+    row_weight = carver->floats(z.row_block());
     y = carver->floats(times(z.row_block(), z.value_dim));
     pool = carver->floats(times(Nodes::buffers(z, longest(limits)), z.node));
   }
@@ -79,9 +79,9 @@ void forward_rows(const Simd& simd, const MixerShape& shape, const Sizes& z, con
     for (int64_t t = t0; t < t1; ++t) {
       float weight = b.factors.prefix[t] * reads.factor[n] * scale;
       if (o.lambda) weight *= o.lambda[(t - o.lo) * z.levels + reads.column[n]];
-      simd.scale(b.q + (t - t0) * dk, q + (t - t0) * dk, weight, dk);
+      b.row_weight[t - t0] = weight;
     }
-    simd.outer_product(t1 - t0, dv, dk, b.q, dk, 1, reads.content[n], dv, y, ldy, true);
+    simd.outer_product_scaled(t1 - t0, dv, dk, q, dk, reads.content[n], dv, y, ldy, b.row_weight);
   }
 }
 

@@ -47,9 +47,9 @@ void GradientBuffers::carve(const Sizes& s, Carver* carver) {
   p = carver->floats(times(s.row_block(), s.grain));
   x = carver->floats(times(s.row_block(), s.grain));
   z = carver->floats(s.grain);
+  weight = carver->floats(s.grain);
   dy = carver->floats(times(s.row_block(), s.value_dim));
   e = carver->floats(times(s.row_block(), s.key_dim));
-  q = carver->floats(times(s.row_block(), s.key_dim));
   scaled = carver->floats(times(s.grain, s.value_dim));
   product = carver->floats(times(s.grain, s.value_dim));
 }
@@ -110,7 +110,7 @@ void gradient_inside(const Simd& simd, const MixerShape& shape, const Sizes& siz
     const float* weights = b.p + (from - t0) * c + s0;
     simd.outer_product(s1 - s0, dv, t1 - from, weights, 1, c, dy + (from - t0) * dv, dv, b.product + s0 * dv, dv, false);
   });
-  for (int64_t s = 0; s < t1; ++s) simd.add_scaled(g.v + s * dv, b.product + s * dv, o.write[s], dv);
+  simd.add_scaled_rows(t1, g.v, b.product, o.write, dv);
 }
 
 float gradient_of_read(const Simd& simd, const MixerShape& shape, const Sizes& sizes, const Operands& o, const Factors& f,
@@ -119,22 +119,26 @@ float gradient_of_read(const Simd& simd, const MixerShape& shape, const Sizes& s
   const int64_t dk = sizes.key_dim, dv = sizes.value_dim, rows = t1 - t0;
   const float scale = static_cast<float>(shape.scale);
   const float *q = o.q + (t0 - o.lo) * dk, *content = reads.content[n];
-  if (content) simd.dot_product(rows, dk, dv, dy, dv, content, dv, b.e, dk, false);
-  float sum = 0;
+  float *weight = b.weight, sum = 0;
   for (int64_t i = 0; i < rows; ++i) {
-    const float plain = f.prefix[t0 + i] * reads.factor[n] * scale;
-    float weight = plain;
-    if (o.lambda) weight *= o.lambda[(t0 + i - o.lo) * sizes.levels + reads.column[n]];
-    if (content) {
-      const float product = simd.dot(q + i * dk, b.e + i * dk, dk);
-      if (o.lambda) g.lambda[i * sizes.levels + reads.column[n]] += product * plain;
-      g.prefix[t0 + i] += product * weight;
-      sum += product * weight;
-      if (g.q) simd.add_scaled(g.q + i * dk, b.e + i * dk, weight, dk);
-    }
-    if (dnode) simd.scale(b.q + i * dk, q + i * dk, weight, dk);
+    weight[i] = f.prefix[t0 + i] * reads.factor[n] * scale;
+    if (o.lambda) weight[i] *= o.lambda[(t0 + i - o.lo) * sizes.levels + reads.column[n]];
   }
-  if (dnode) simd.outer_product(dk, dv, rows, b.q, 1, dk, dy, dv, dnode, dv, started);
+  if (content) {
+    simd.dot_product(rows, dk, dv, dy, dv, content, dv, b.e, dk, false);
+    float* products = b.z;
+    simd.dot_and_add_rows(rows, products, g.q, q, b.e, weight, dk);
+    for (int64_t i = 0; i < rows; ++i) {
+      const float plain = f.prefix[t0 + i] * reads.factor[n] * scale;
+      if (o.lambda) g.lambda[i * sizes.levels + reads.column[n]] += products[i] * plain;
+      g.prefix[t0 + i] += products[i] * weight[i];
+      sum += products[i] * weight[i];
+    }
+  }
+  if (dnode) {
+    simd.scale_rows(rows, b.scaled, dy, weight, dv);
+    simd.outer_product(dk, dv, rows, q, 1, dk, b.scaled, dv, dnode, dv, started);
+  }
   return sum;
 }
 
@@ -145,16 +149,17 @@ void gradient_of_content(const Simd& simd, const Sizes& sizes, const Operands& o
   if (!dh) return;
   const float *k = o.k.part[0].data, *v = o.v.part[0].data;
   simd.outer_product(c, dv, dk, k, dk, 1, dh, dv, b.product, dv, false);
+  for (int64_t s = 0; s < c; ++s) b.weight[s] = f.suffix[s] * o.write[s];
+  simd.dot_and_add_rows(c, b.z, g.v, v, b.product, b.weight, dv);
   float suffix = 0;  // sum of the gradients of the logs of suffix[s] over s < u
   for (int64_t s = 0; s < c; ++s) {
-    const float weight = f.suffix[s] * o.write[s], product = simd.dot(v + s * dv, b.product + s * dv, dv);
-    g.write[s] += f.suffix[s] * product;
+    g.write[s] += f.suffix[s] * b.z[s];
     g.gate[s] += suffix;
-    suffix += weight * product;
-    simd.add_scaled(g.v + s * dv, b.product + s * dv, weight, dv);
-    if (g.k) simd.scale(b.scaled + s * dv, v + s * dv, weight, dv);
+    suffix += b.weight[s] * b.z[s];
   }
-  if (g.k) simd.dot_product(c, dk, dv, b.scaled, dv, dh, dv, g.k, dk, true);
+  if (!g.k) return;
+  simd.scale_rows(c, b.scaled, v, b.weight, dv);
+  simd.dot_product(c, dk, dv, b.scaled, dv, dh, dv, g.k, dk, true);
 }
 
 void gradient_of_factors(const Sizes& sizes, const Operands& o, const ChunkGradient& g) {

@@ -22,9 +22,9 @@ struct ChunkGradient {
 struct GradientBuffers {
   float *p = nullptr, *x = nullptr;  // [row block][C]: q.k, dy.v
   float* z = nullptr;                // [C]
+  float* weight = nullptr;           // [C]
   float* dy = nullptr;               // [row block][dv]
   float* e = nullptr;                // [row block][dk]: dy S^T
-  float* q = nullptr;                // [row block][dk]
   float* scaled = nullptr;           // [C][dv]
   float* product = nullptr;          // [C][dv]
   void carve(const Sizes& sizes, Carver* carver);

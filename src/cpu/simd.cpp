@@ -30,8 +30,27 @@ constexpr int32_t kIsa = LLA_ISA_BASELINE;
 constexpr const char* kName = "baseline";
 #endif
 
-constexpr Simd kTable = {kIsa,   kName,      dot_product, outer_product, widen,        narrow, narrow_add, dot, sum,
-                         scale,  add_scaled, multiply,    multiply_add,  HWY_NAMESPACE::exp, sigmoid, silu,  softplus};
+constexpr Simd kTable = {kIsa,
+                         kName,
+                         dot_product,
+                         outer_product,
+                         outer_product_scaled,
+                         widen,
+                         narrow,
+                         narrow_add,
+                         dot,
+                         sum,
+                         scale,
+                         add_scaled,
+                         scale_rows,
+                         add_scaled_rows,
+                         dot_and_add_rows,
+                         multiply,
+                         multiply_add,
+                         HWY_NAMESPACE::exp,
+                         sigmoid,
+                         silu,
+                         softplus};
 
 }  // namespace
 

@@ -12,7 +12,7 @@ namespace lla::cpu {
 
 // dot_product sums k in blocks of this length, so a caller may cut k there (with `accumulate` from the second cut on) and
 // gets the same bits. outer_product may be cut anywhere.
-constexpr int64_t kDotDepth = 768;
+constexpr int64_t kDotDepth = 384;
 
 struct Simd {
   int32_t isa;       // LLA_ISA_...
@@ -27,6 +27,10 @@ struct Simd {
   void (*outer_product)(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
                         int64_t ldb, float* c, int64_t ldc, bool accumulate);
 
+  // c[i][j] += scale[i] * sum_p a[i*lda + p] * b[p*ldb + j]. The sum is cut, and added to c, after every 256 p.
+  void (*outer_product_scaled)(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
+                               float* c, int64_t ldc, const float* scale);
+
   // ---- types ----
   void (*widen)(float* out, const void* in, int32_t dtype, int64_t n);              // to float
   void (*narrow)(void* out, int32_t dtype, const float* in, int64_t n);             // from float, nearest even
@@ -37,6 +41,12 @@ struct Simd {
   float (*sum)(const float* a, int64_t n);
   void (*scale)(float* out, const float* a, float s, int64_t n);                    // out = s * a (in place allowed)
   void (*add_scaled)(float* out, const float* a, float s, int64_t n);               // out += s * a
+  // For rows of n floats, one after the other: out = scale[row] * a, out += scale[row] * a.
+  void (*scale_rows)(int64_t rows, float* out, const float* a, const float* scale, int64_t n);
+  void (*add_scaled_rows)(int64_t rows, float* out, const float* a, const float* scale, int64_t n);
+  // dots[row] = dot(q, e), and out += scale[row] * e unless out is null.
+  void (*dot_and_add_rows)(int64_t rows, float* dots, float* out, const float* q, const float* e, const float* scale,
+                           int64_t n);
   void (*multiply)(float* out, const float* a, const float* b, int64_t n);          // out = a * b (in place allowed)
   void (*multiply_add)(float* out, const float* a, const float* b, int64_t n);      // out += a * b
   void (*exp)(float* out, const float* a, int64_t n);       // relative error <= 2e-7; exp(-inf) = 0, large negative -> 0

@@ -8,6 +8,8 @@ void dot_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, c
                  int64_t ldc, bool accumulate);
 void outer_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
                    int64_t ldb, float* c, int64_t ldc, bool accumulate);
+void outer_product_scaled(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
+                          float* c, int64_t ldc, const float* scale);
 void widen(float* out, const void* in, int32_t dtype, int64_t n);
 void narrow(void* out, int32_t dtype, const float* in, int64_t n);
 void narrow_add(void* out, int32_t dtype, const float* in, int64_t n);
@@ -15,6 +17,9 @@ float dot(const float* a, const float* b, int64_t n);
 float sum(const float* a, int64_t n);
 void scale(float* out, const float* a, float s, int64_t n);
 void add_scaled(float* out, const float* a, float s, int64_t n);
+void scale_rows(int64_t rows, float* out, const float* a, const float* scale, int64_t n);
+void add_scaled_rows(int64_t rows, float* out, const float* a, const float* scale, int64_t n);
+void dot_and_add_rows(int64_t rows, float* dots, float* out, const float* q, const float* e, const float* scale, int64_t n);
 void multiply(float* out, const float* a, const float* b, int64_t n);
 void multiply_add(float* out, const float* a, const float* b, int64_t n);
 void exp(float* out, const float* a, int64_t n);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The two matrix products, register-tiled. What makes up an element is the same in every tile: dot_product sums lanes of k
-// in blocks of kDotDepth, outer_product adds one product after the other.
+// in blocks of kDotDepth and adds the lanes up in pairs, outer_product adds one product after the other.
 #include <cstdint>
 
 #include "cpu/simd.h"
@@ -25,7 +25,7 @@ constexpr int kDotRows = 6, kOuterRows = 8, kOuterVectors = 2;
 #else
 constexpr int kDotRows = 3, kOuterRows = 6, kOuterVectors = 2;
 #endif
-constexpr int kDotColumns = 4;       // one 128-bit store
+constexpr int kDotColumns = 4;        // one 128-bit store
 constexpr int64_t kDotPanel = 48;     // columns whose rows of b stay in the second-level cache
 constexpr int64_t kOuterDepth = 256;  // rows of a packed panel of b
 constexpr int kWideVectors = 8;       // of a panel for one row of c
@@ -61,15 +61,13 @@ HWY_INLINE hn::Vec<D4> sums_of_four(V v0, V v1, V v2, V v3) {
 // Rows a[0..Rows) times rows b[0..columns) over `k` <= kDotDepth; columns <= 4. Missing columns repeat the last one.
 template <int Rows>
 LLA_TILE void dot_tile(int64_t columns, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
-                         int64_t ldc, bool accumulate) {
+                       int64_t ldc, bool accumulate) {
   const D d;
   const D4 d4;
   const float* rows[kDotColumns];
   LLA_UNROLL for (int j = 0; j < kDotColumns; ++j) rows[j] = b + min(j, columns - 1) * ldb;
   V sums[Rows][kDotColumns];
-  LLA_UNROLL for (int i = 0; i < Rows; ++i) {
-    LLA_UNROLL for (int j = 0; j < kDotColumns; ++j) sums[i][j] = hn::Zero(d);
-  }
+  LLA_UNROLL for (int i = 0; i < Rows; ++i) { LLA_UNROLL for (int j = 0; j < kDotColumns; ++j) sums[i][j] = hn::Zero(d); }
   int64_t p = 0;
   for (; p + kLanes <= k; p += kLanes) {
     V vb[kDotColumns];
@@ -118,20 +116,136 @@ constexpr DotTile kDotPanels[kDotRows] = {dot_panel<1>, dot_panel<2>, dot_panel<
 constexpr DotTile kDotPanels[kDotRows] = {dot_panel<1>, dot_panel<2>, dot_panel<3>};
 #endif
 
+// ---- dot_product of many rows: b is transposed once, then one lane of k after the other ----
+
+constexpr int64_t kManyRows = 4 * kOuterRows;  // below, transposing costs more than it saves
+constexpr int64_t kLaneSteps = (kDotDepth + kLanes - 1) / kLanes;
+// The lanes in the order in which sums_of_four adds them in pairs: number n and n + 1, then those pairs, and so on.
+constexpr int lane_of(int n) {
+  const int in_four = (n & 1) << 1 | (n >> 1 & 1);  // 0, 2, 1, 3
+  if (kLanes <= 8) return (n & 4) | in_four;
+  return (n >> 2 & 1) << 3 | (n >> 3 & 1) << 2 | in_four;  // 128-bit blocks: 0, 2, 1, 3
+}
+constexpr int kLaneLevels = kLanes >= 16 ? 4 : kLanes >= 8 ? 3 : kLanes >= 4 ? 2 : kLanes >= 2 ? 1 : 0;
+
+// packed[lane][step][column] = b[column][step * kLanes + lane] for kOuterColumns columns and `k` <= kDotDepth.
+LLA_TILE void pack_lanes(int64_t k, const float* b, int64_t ldb, float* packed) {
+  const D4 d4;
+  const hn::Repartition<double, D4> dd;
+  int64_t p = 0;
+  if (kLanes >= 4) {
+    for (; p + 4 <= k; p += 4) {
+      float* to = packed + (p % kLanes * kLaneSteps + p / kLanes) * kOuterColumns;
+      for (int64_t j = 0; j < kOuterColumns; j += 4) {
+        const float* from = b + j * ldb + p;
+        const auto r0 = hn::LoadU(d4, from), r1 = hn::LoadU(d4, from + ldb);
+        const auto r2 = hn::LoadU(d4, from + 2 * ldb), r3 = hn::LoadU(d4, from + 3 * ldb);
+        const auto a0 = hn::BitCast(dd, hn::InterleaveLower(d4, r0, r1)),
+                   a1 = hn::BitCast(dd, hn::InterleaveUpper(d4, r0, r1));
+        const auto b0 = hn::BitCast(dd, hn::InterleaveLower(d4, r2, r3)),
+                   b1 = hn::BitCast(dd, hn::InterleaveUpper(d4, r2, r3));
+        constexpr int64_t kNextLane = kLaneSteps * kOuterColumns;
+        hn::Store(hn::BitCast(d4, hn::InterleaveLower(dd, a0, b0)), d4, to + j);
+        hn::Store(hn::BitCast(d4, hn::InterleaveUpper(dd, a0, b0)), d4, to + j + kNextLane);
+        hn::Store(hn::BitCast(d4, hn::InterleaveLower(dd, a1, b1)), d4, to + j + 2 * kNextLane);
+        hn::Store(hn::BitCast(d4, hn::InterleaveUpper(dd, a1, b1)), d4, to + j + 3 * kNextLane);
+      }
+    }
+  }
+  for (; p < k; ++p) {
+    float* to = packed + (p % kLanes * kLaneSteps + p / kLanes) * kOuterColumns;
+    for (int64_t j = 0; j < kOuterColumns; ++j) to[j] = b[j * ldb + p];
+  }
+}
+
+// Rows of a times kOuterColumns packed rows of b: the same sums as in dot_tile, a vector holding columns instead of lanes.
+template <int Rows>
+LLA_TILE void lanes_tile(int64_t k, const float* a, int64_t lda, const float* packed, float* c, int64_t ldc,
+                         bool accumulate) {
+  const D d;
+  const int64_t steps = k / kLanes, rest = k % kLanes;
+  alignas(64) float pending[kLaneLevels][Rows][kOuterColumns];  // sums of 1, 2, 4, ... lanes that wait for their neighbours
+  for (int n = 0; n < kLanes; ++n) {
+    const int lane = lane_of(n);
+    const float *b = packed + lane * kLaneSteps * kOuterColumns, *from = a + lane;
+    V sums[Rows][kOuterVectors];
+    LLA_UNROLL for (int i = 0; i < Rows; ++i) {
+      LLA_UNROLL for (int j = 0; j < kOuterVectors; ++j) sums[i][j] = hn::Zero(d);
+    }
+    for (int64_t q = 0; q < steps + (lane < rest); ++q) {
+      V vb[kOuterVectors];
+      LLA_UNROLL for (int j = 0; j < kOuterVectors; ++j) vb[j] = hn::Load(d, b + q * kOuterColumns + j * kLanes);
+      LLA_UNROLL for (int i = 0; i < Rows; ++i) {
+        const V va = hn::Set(d, from[i * lda + q * kLanes]);
+        LLA_UNROLL for (int j = 0; j < kOuterVectors; ++j) sums[i][j] = hn::MulAdd(va, vb[j], sums[i][j]);
+      }
+    }
+    if (rest > 0 && lane >= rest) {  // as dot_tile adds the product of zeros
+      LLA_UNROLL for (int i = 0; i < Rows; ++i) {
+        LLA_UNROLL for (int j = 0; j < kOuterVectors; ++j) sums[i][j] = hn::Add(sums[i][j], hn::Zero(d));
+      }
+    }
+    int level = 0;
+    for (; n >> level & 1; ++level) {
+      LLA_UNROLL for (int i = 0; i < Rows; ++i) {
+        LLA_UNROLL for (int j = 0; j < kOuterVectors; ++j) {
+          sums[i][j] = hn::Add(hn::Load(d, pending[level][i] + j * kLanes), sums[i][j]);
+        }
+      }
+    }
+    LLA_UNROLL for (int i = 0; i < Rows; ++i) {
+      LLA_UNROLL for (int j = 0; j < kOuterVectors; ++j) {
+        float* out = c + i * ldc + j * kLanes;
+        if (n + 1 < kLanes)
+          hn::Store(sums[i][j], d, pending[level][i] + j * kLanes);
+        else
+          hn::StoreU(accumulate ? hn::Add(hn::LoadU(d, out), sums[i][j]) : sums[i][j], d, out);
+      }
+    }
+  }
+}
+
+void lanes_rows(int64_t rows, int64_t k, const float* a, int64_t lda, const float* packed, float* c, int64_t ldc,
+                bool accumulate) {
+  switch (rows) {
+#define LLA_CASE(count)                                       \
+  case count:                                                 \
+    lanes_tile<count>(k, a, lda, packed, c, ldc, accumulate); \
+    break;
+    LLA_CASE(1)
+    LLA_CASE(2)
+    LLA_CASE(3)
+    LLA_CASE(4)
+    LLA_CASE(5)
+    LLA_CASE(6)
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON
+    LLA_CASE(7)
+    LLA_CASE(8)
+#endif
+#undef LLA_CASE
+    default:
+      break;
+  }
+}
+
 // ---- outer_product ----
 
-// Rows of c times `Vectors` vectors of columns, the last one with `last` columns (kLanes: whole), over p < k.
+// Rows of c times `Vectors` vectors of columns, the last one with `last` columns (kLanes: whole), over p < k. With `scale`
+// row i of the sums is added to c times scale[i].
 template <int Rows, int Vectors>
 LLA_TILE void outer_tile(int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b, int64_t ldb,
-                           bool b_is_padded, float* c, int64_t ldc, int64_t last, bool accumulate) {
+                         bool b_is_padded, float* c, int64_t ldc, int64_t last, bool accumulate, const float* scale) {
   const D d;
   V sums[Rows][Vectors];
   LLA_UNROLL for (int i = 0; i < Rows; ++i) {
     LLA_UNROLL for (int j = 0; j < Vectors; ++j) {
       const float* from = c + i * ldc + j * kLanes;
-      if (!accumulate) sums[i][j] = hn::Zero(d);
-      else if (j + 1 < Vectors || last == kLanes) sums[i][j] = hn::LoadU(d, from);
-      else sums[i][j] = load_first(from, last);
+      if (!accumulate || scale)
+        sums[i][j] = hn::Zero(d);
+      else if (j + 1 < Vectors || last == kLanes)
+        sums[i][j] = hn::LoadU(d, from);
+      else
+        sums[i][j] = load_first(from, last);
     }
   }
   if (last == kLanes || b_is_padded) {
@@ -154,11 +268,23 @@ LLA_TILE void outer_tile(int64_t k, const float* a, int64_t a_row, int64_t a_col
       }
     }
   }
+  if (scale) {
+    LLA_UNROLL for (int i = 0; i < Rows; ++i) {
+      const V factor = hn::Set(d, scale[i]);
+      LLA_UNROLL for (int j = 0; j < Vectors; ++j) {
+        const float* from = c + i * ldc + j * kLanes;
+        const V old = j + 1 < Vectors || last == kLanes ? hn::LoadU(d, from) : load_first(from, last);
+        sums[i][j] = hn::MulAdd(sums[i][j], factor, old);
+      }
+    }
+  }
   LLA_UNROLL for (int i = 0; i < Rows; ++i) {
     LLA_UNROLL for (int j = 0; j < Vectors; ++j) {
       float* to = c + i * ldc + j * kLanes;
-      if (j + 1 < Vectors || last == kLanes) hn::StoreU(sums[i][j], d, to);
-      else store_first(sums[i][j], to, last);
+      if (j + 1 < Vectors || last == kLanes)
+        hn::StoreU(sums[i][j], d, to);
+      else
+        store_first(sums[i][j], to, last);
     }
   }
 }
@@ -166,17 +292,18 @@ LLA_TILE void outer_tile(int64_t k, const float* a, int64_t a_row, int64_t a_col
 // All m rows of up to kOuterColumns columns.
 template <int Vectors>
 void outer_panel(int64_t m, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b, int64_t ldb,
-                 bool b_is_padded, float* c, int64_t ldc, int64_t last, bool accumulate) {
+                 bool b_is_padded, float* c, int64_t ldc, int64_t last, bool accumulate, const float* scale) {
   int64_t i = 0;
   for (; i + kOuterRows <= m; i += kOuterRows) {
-    outer_tile<kOuterRows, Vectors>(k, a + i * a_row, a_row, a_col, b, ldb, b_is_padded, c + i * ldc, ldc, last, accumulate);
+    outer_tile<kOuterRows, Vectors>(k, a + i * a_row, a_row, a_col, b, ldb, b_is_padded, c + i * ldc, ldc, last, accumulate,
+                                    scale ? scale + i : nullptr);
   }
-  const float* rest = a + i * a_row;
+  const float *rest = a + i * a_row, *rest_scale = scale ? scale + i : nullptr;
   float* out = c + i * ldc;
   switch (m - i) {
-#define LLA_CASE(rows)                                                                                               \
-  case rows:                                                                                                         \
-    outer_tile<rows, Vectors>(k, rest, a_row, a_col, b, ldb, b_is_padded, out, ldc, last, accumulate);               \
+#define LLA_CASE(rows)                                                                                             \
+  case rows:                                                                                                       \
+    outer_tile<rows, Vectors>(k, rest, a_row, a_col, b, ldb, b_is_padded, out, ldc, last, accumulate, rest_scale); \
     break;
     LLA_CASE(1)
     LLA_CASE(2)
@@ -188,7 +315,8 @@ void outer_panel(int64_t m, int64_t k, const float* a, int64_t a_row, int64_t a_
     LLA_CASE(7)
 #endif
 #undef LLA_CASE
-    default: break;
+    default:
+      break;
   }
 }
 
@@ -197,11 +325,19 @@ void outer_panel(int64_t m, int64_t k, const float* a, int64_t a_row, int64_t a_
 void dot_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
                  int64_t ldc, bool accumulate) {
   if (m <= 0 || n <= 0) return;
+  const int64_t whole = m < kManyRows || kLanes < 4 ? 0 : n - n % kOuterColumns;  // columns for lanes_tile
+  alignas(64) float packed[kLanes * kLaneSteps * kOuterColumns];
   int64_t p = 0;
   do {
     const int64_t depth = min(kDotDepth, k - p);
     const bool add = accumulate || p > 0;
-    for (int64_t j = 0; j < n; j += kDotPanel) {
+    for (int64_t j = 0; j < whole; j += kOuterColumns) {
+      pack_lanes(depth, b + j * ldb + p, ldb, packed);
+      for (int64_t i = 0; i < m; i += kOuterRows) {
+        lanes_rows(min(kOuterRows, m - i), depth, a + i * lda + p, lda, packed, c + i * ldc + j, ldc, add);
+      }
+    }
+    for (int64_t j = whole; j < n; j += kDotPanel) {
       const int64_t columns = min(kDotPanel, n - j);
       for (int64_t i = 0; i < m; i += kDotRows) {
         kDotPanels[min(kDotRows, m - i) - 1](columns, depth, a + i * lda + p, lda, b + j * ldb + p, ldb, c + i * ldc + j,
@@ -212,23 +348,36 @@ void dot_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, c
   } while (p < k);
 }
 
-void outer_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
-                   int64_t ldb, float* c, int64_t ldc, bool accumulate) {
+namespace {
+
+template <int Rows, int Vectors>
+void wide_tile(int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b, int64_t ldb, bool b_is_padded,
+               float* c, int64_t ldc, int64_t last, bool accumulate, const float* scale) {
+  outer_tile<Rows, Vectors>(k, a, a_row, a_col, b, ldb, b_is_padded, c, ldc, last, accumulate, scale);
+}
+
+void outer_any(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b, int64_t ldb,
+               float* c, int64_t ldc, bool accumulate, const float* scale) {
   if (m <= 0 || n <= 0) return;
   const D d;
   // A panel of b is read once for every kOuterRows rows of c; if these are many and its rows lie apart, it is packed first.
   const bool pack = m > 4 * kOuterRows && k > 64 && ldb > kOuterColumns;
   alignas(64) float packed[kOuterDepth * kOuterColumns];
   int64_t j = 0;
-  if (m == 1) {  // more columns at once: several sums under way
-    for (; j + kWideVectors * kLanes <= n; j += kWideVectors * kLanes) {
-      outer_tile<1, kWideVectors>(k, a, a_row, a_col, b + j, ldb, false, c + j, ldc, kLanes, accumulate);
+  // One or two rows: more columns at once, so that several sums are under way. Scaled sums are cut as below.
+  const int64_t cut = scale ? kOuterDepth : k;
+  const auto wide = [&](auto tile, int64_t columns) {
+    for (; j + columns <= n; j += columns) {
+      int64_t p = 0;
+      do {
+        tile(min(cut, k - p), a + p * a_col, a_row, a_col, b + p * ldb + j, ldb, false, c + j, ldc, kLanes,
+             accumulate || p > 0, scale);
+        p += cut;
+      } while (p < k);
     }
-  } else if (m == 2) {
-    for (; j + kWideVectors / 2 * kLanes <= n; j += kWideVectors / 2 * kLanes) {
-      outer_tile<2, kWideVectors / 2>(k, a, a_row, a_col, b + j, ldb, false, c + j, ldc, kLanes, accumulate);
-    }
-  }
+  };
+  if (m == 1) wide(wide_tile<1, kWideVectors>, kWideVectors * kLanes);
+  if (m == 2) wide(wide_tile<2, kWideVectors / 2>, kWideVectors / 2 * kLanes);
   for (; j < n; j += kOuterColumns) {
     const int64_t columns = min(kOuterColumns, n - j);
     const int64_t vectors = (columns + kLanes - 1) / kLanes;
@@ -251,13 +400,25 @@ void outer_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_ro
         stride = kOuterColumns;
       }
       if (vectors == kOuterVectors) {
-        outer_panel<kOuterVectors>(m, depth, a + p * a_col, a_row, a_col, panel, stride, pack, c + j, ldc, last, add);
+        outer_panel<kOuterVectors>(m, depth, a + p * a_col, a_row, a_col, panel, stride, pack, c + j, ldc, last, add, scale);
       } else {
-        outer_panel<1>(m, depth, a + p * a_col, a_row, a_col, panel, stride, pack, c + j, ldc, last, add);
+        outer_panel<1>(m, depth, a + p * a_col, a_row, a_col, panel, stride, pack, c + j, ldc, last, add, scale);
       }
       p += kOuterDepth;
     } while (p < k);
   }
+}
+
+}  // namespace
+
+void outer_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
+                   int64_t ldb, float* c, int64_t ldc, bool accumulate) {
+  outer_any(m, n, k, a, a_row, a_col, b, ldb, c, ldc, accumulate, nullptr);
+}
+
+void outer_product_scaled(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
+                          float* c, int64_t ldc, const float* scale) {
+  outer_any(m, n, k, a, lda, 1, b, ldb, c, ldc, true, scale);
 }
 
 }  // namespace lla::cpu::HWY_NAMESPACE

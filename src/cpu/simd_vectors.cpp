@@ -139,6 +139,25 @@ void add_scaled(float* out, const float* a, float s, int64_t n) {
   map2(out, a, out, n, [vs](V x, V y) HWY_ATTR { return hn::MulAdd(x, vs, y); });
 }
 
+void scale_rows(int64_t rows, float* out, const float* a, const float* scale, int64_t n) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const V vs = hn::Set(D(), scale[row]);
+    map(out + row * n, a + row * n, n, [vs](V x) HWY_ATTR { return hn::Mul(x, vs); });
+  }
+}
+
+void add_scaled_rows(int64_t rows, float* out, const float* a, const float* scale, int64_t n) {
+  for (int64_t row = 0; row < rows; ++row) {
+    const V vs = hn::Set(D(), scale[row]);
+    map2(out + row * n, a + row * n, out + row * n, n, [vs](V x, V y) HWY_ATTR { return hn::MulAdd(x, vs, y); });
+  }
+}
+
+void dot_and_add_rows(int64_t rows, float* dots, float* out, const float* q, const float* e, const float* scale, int64_t n) {
+  for (int64_t row = 0; row < rows; ++row) dots[row] = dot(q + row * n, e + row * n, n);
+  if (out) add_scaled_rows(rows, out, e, scale, n);
+}
+
 void multiply(float* out, const float* a, const float* b, int64_t n) {
   map2(out, a, b, n, [](V x, V y) HWY_ATTR { return hn::Mul(x, y); });
 }

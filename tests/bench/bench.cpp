@@ -29,14 +29,18 @@ struct Settings {
   lla_dtype dtype = LLA_F32;
   int64_t position = 0;
   double seconds = 1;
+
+  bool decodes() const { return pass == "decode" || pass == "checks"; }
 };
+
+constexpr int kChecks = 1000;  // calls in one timed run of --pass checks
 
 // The mixer with random data of a plausible kind.
 class MixerBench {
  public:
   MixerBench(lla_context* context, const Settings& s) : settings_(s) {
     const Shape& h = s.shape;
-    const bool decode = s.pass == "decode";
+    const bool decode = s.decodes();
     rows_ = decode ? 1 : h.tokens;
     const int64_t filled = decode ? s.position : 0, length = filled + (decode ? h.tokens : rows_);
     lla_layer_desc d = LLA_LAYER_DESC_INIT;
@@ -87,7 +91,9 @@ class MixerBench {
 
   // One timed piece of work.
   void run() {
-    if (settings_.pass == "decode") {
+    if (settings_.pass == "checks") {
+      for (int i = 0; i < kChecks; ++i) check();
+    } else if (settings_.pass == "decode") {
       // The row is not committed, so that every run stands at the same position.
       plan(1, state_.get());
       forward(1, false);
@@ -103,6 +109,13 @@ class MixerBench {
   // What backward alone needs beforehand.
   void prepare() {
     if (settings_.pass == "backward") forward(rows_, true);
+    if (settings_.pass == "checks") plan(1, state_.get());
+  }
+  // What a sequence's state holds.
+  int64_t state_bytes() const {
+    int64_t bytes = 0;
+    if (state_) LM_CALL(lla_state_query, state_.get(), LLA_STATE_SLOT_BYTES, int64_t{0}, &bytes);
+    return bytes;
   }
   size_t workspace_bytes() const { return workspace_.bytes(); }
   size_t saved_bytes() const { return saved_.bytes(); }
@@ -122,7 +135,7 @@ class MixerBench {
       Tensor t(dtype, shape);
       for (int64_t i = 0; i < t.count(); ++i) values.push_back(value());
       t = Tensor::of(values, dtype, shape);
-      inputs_.push_back({role, t, settings_.pass == "decode" ? Tensor() : Tensor(LLA_F32, shape)});
+      inputs_.push_back({role, t, settings_.decodes() ? Tensor() : Tensor(LLA_F32, shape)});
     };
     const auto normal = [&] {
       return random.normal() / std::sqrt(static_cast<double>(h.key_dim));
@@ -136,7 +149,7 @@ class MixerBench {
     y_ = Tensor(settings_.dtype, {h.batch, rows, h.heads, h.value_dim});
     std::vector<double> values(static_cast<size_t>(y_.count()));
     for (double& v : values) v = random.normal();
-    if (settings_.pass != "decode") dy_ = Tensor::of(values, settings_.dtype, y_.shape);
+    if (!settings_.decodes()) dy_ = Tensor::of(values, settings_.dtype, y_.shape);
   }
 
   void plan(int64_t rows, lla_state* state) {
@@ -152,7 +165,20 @@ class MixerBench {
     return view;
   }
 
+  // All that a step does before its tasks: the arguments are checked and the tasks prepared.
+  void check() {
+    with_arguments(1, false, [&](const lla_forward_args& a) {
+      lla_tasks* tasks = nullptr;
+      LM_CALL(lla_layer_forward_tasks, layer_.get(), &a, &tasks);
+    });
+  }
+
   void forward(int64_t rows, bool save) {
+    with_arguments(rows, save, [&](const lla_forward_args& a) { LM_CALL(lla_layer_forward, layer_.get(), &a); });
+  }
+
+  template <class F>
+  void with_arguments(int64_t rows, bool save, F f) {
     std::vector<lla_binding> io;
     for (const Input& input : inputs_) io.push_back(lla_bind(input.role, first_rows(input.value, rows)));
     io.push_back(lla_bind(LLA_Y, first_rows(y_, rows)));
@@ -167,7 +193,7 @@ class MixerBench {
       a.saved = saved_.data();
       a.saved_bytes = saved_.bytes();
     }
-    LM_CALL(lla_layer_forward, layer_.get(), &a);
+    f(a);
   }
 
   void backward() {
@@ -277,7 +303,7 @@ int run(int argc, char** argv) {
   a.option("inputs", "N", "1536", "projection: columns of x");
   a.option("outputs", "N", "6448", "projection: columns of y");
   a.option("dtype", "TYPE", "f32", "f32, bf16 or f16");
-  a.option("pass", "NAME", "forward", "forward, backward, both or decode");
+  a.option("pass", "NAME", "forward", "forward, backward, both, decode, or checks (a decode step without its tasks)");
   a.option("position", "P", "1000", "decode: tokens of history");
   a.option("threads", "N", "1", "threads");
   a.option("grain", "C", "64", "rows of a chunk");
@@ -309,13 +335,13 @@ int run(int argc, char** argv) {
   s.dtype = lm::dtype_by_name(a.text("dtype"));
   if (s.dtype == LLA_DTYPE_DEFAULT || s.dtype == LLA_F64) throw lm::Error("--dtype must be f32, bf16 or f16");
   s.pass = a.text("pass");
-  if (s.pass != "forward" && s.pass != "backward" && s.pass != "both" && s.pass != "decode") {
-    throw lm::Error("--pass must be forward, backward, both or decode, not '" + s.pass + "'");
+  if (s.pass != "forward" && s.pass != "backward" && s.pass != "both" && !s.decodes()) {
+    throw lm::Error("--pass must be forward, backward, both, decode or checks, not '" + s.pass + "'");
   }
   if (projection && s.pass != "forward") throw lm::Error("a projection is timed forward only");
   s.position = a.integer("position", 0, 1 << 30);
   s.seconds = a.number("seconds", 0, 3600);
-  if (s.pass == "decode") h.tokens = 1;
+  if (s.decodes()) h.tokens = 1;
 
   lm::Threads threads(static_cast<int32_t>(a.integer("threads", 1, 1024)));
   const lla_parallel hook = threads.hook();
@@ -349,17 +375,19 @@ int run(int argc, char** argv) {
   } else {
     MixerBench mixer_bench(context.get(), s);
     mixer_bench.prepare();
-    const Timing t = measure(s.seconds, [&] { mixer_bench.run(); });
+    Timing t = measure(s.seconds, [&] { mixer_bench.run(); });
+    if (s.pass == "checks") t = {t.median / kChecks, t.fastest / kChecks, t.processor / kChecks, t.runs * kChecks};
     const Counts counts = count_work(h, s.pass, s.position, element_bytes, mixer_bench.levels());
     std::printf(
         "%s%s %s, batch %lld, %lld tokens%s, %lld heads, %lld groups, dk %lld, dv %lld, grain %lld, %s, %s (%s), %d "
         "threads\n",
         mixer.c_str(), h.linear ? " linear" : "", s.pass.c_str(), static_cast<long long>(h.batch),
-        static_cast<long long>(h.tokens), s.pass == "decode" ? (" at position " + std::to_string(s.position)).c_str() : "",
+        static_cast<long long>(h.tokens), s.decodes() ? (" at position " + std::to_string(s.position)).c_str() : "",
         static_cast<long long>(h.heads), static_cast<long long>(h.groups), static_cast<long long>(h.key_dim),
         static_cast<long long>(h.value_dim), static_cast<long long>(h.grain), lm::dtype_name(s.dtype), backend.c_str(),
         isa.c_str(), threads.count());
     print_figures(t, counts, tokens, peaks);
+    if (s.decodes()) std::printf("state      %.3f MB a sequence\n", static_cast<double>(mixer_bench.state_bytes()) * 1e-6);
     std::printf("workspace  %.3f MB, saved for backward %.3f MB\n",
                 static_cast<double>(mixer_bench.workspace_bytes()) * 1e-6,
                 static_cast<double>(mixer_bench.saved_bytes()) * 1e-6);
@@ -373,7 +401,8 @@ int run(int argc, char** argv) {
               {"grain", h.grain},
               {"levels", mixer_bench.levels()},
               {"workspace_bytes", mixer_bench.workspace_bytes()},
-              {"saved_bytes", mixer_bench.saved_bytes()}});
+              {"saved_bytes", mixer_bench.saved_bytes()},
+              {"state_bytes", mixer_bench.state_bytes()}});
     j.update(figures_of(t, counts, tokens, peaks));
   }
   if (a.given("json")) lm::write_file_atomically(a.text("json"), j.dump(2) + "\n");

@@ -18,8 +18,8 @@ struct Counts {
   double bytes = 0;  // read and written at least once
 };
 
-// `pass`: forward, backward, both, decode (one token per sequence at `position`). `element_bytes` of q, k, v, y; gates and
-// λ are fp32.
+// `pass`: forward, backward, both, decode (one token per sequence at `position`), checks (nothing). `element_bytes` of q, k,
+// v, y; gates and λ are fp32.
 Counts count_work(const Shape& shape, const std::string& pass, int64_t position, int64_t element_bytes, int64_t levels);
 // y [rows][outputs] = x [rows][inputs] W^T.
 Counts count_projection(int64_t rows, int64_t outputs, int64_t inputs, int64_t element_bytes);

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The SIMD tables of every instruction set that this CPU has, against loops in double precision; the fixed order of sums.
-#include "cpu/simd.h"
-
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -11,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "cpu/simd.h"
 #include "lla/context.h"
 #include "plugin/backend.h"
 #include "plugin/numeric.h"
@@ -169,6 +168,62 @@ TEST_P(SimdTest, ProductBitsDoNotDependOnTheTile) {
   }
 }
 
+// c + scale * a b, row by row, with the same bits for one row and many; c's frame stays as it was.
+TEST_P(SimdTest, ScaledOuterProduct) {
+  for (const Size& z : product_sizes()) {
+    const int64_t ldc = z.n + 2;
+    const std::vector<float> a = random_floats(z.m * z.k, 31), b = random_floats(z.k * z.n, 32);
+    const std::vector<float> factor = random_floats(z.m, 33), before = random_floats(z.m * ldc, 34);
+    std::vector<float> c = before, rows = before;
+    s.outer_product_scaled(z.m, z.n, z.k, a.data(), z.k, b.data(), z.n, c.data(), ldc, factor.data());
+    for (int64_t i = 0; i < z.m; ++i) {
+      s.outer_product_scaled(1, z.n, z.k, a.data() + i * z.k, z.k, b.data(), z.n, rows.data() + i * ldc, ldc,
+                             factor.data() + i);
+      for (int64_t j = 0; j < ldc; ++j) {
+        const size_t at = static_cast<size_t>(i * ldc + j);
+        ASSERT_TRUE(same_bits(c[at], rows[at])) << z.m << " " << z.n << " " << z.k;
+        if (j >= z.n) {
+          ASSERT_TRUE(same_bits(c[at], before[at]));
+          continue;
+        }
+        double sum = 0;
+        for (int64_t p = 0; p < z.k; ++p) {
+          sum += static_cast<double>(a[static_cast<size_t>(i * z.k + p)]) * b[static_cast<size_t>(p * z.n + j)];
+        }
+        ASSERT_NEAR(c[at], before[at] + sum * factor[static_cast<size_t>(i)], tolerance(z.k))
+            << z.m << " " << z.n << " " << z.k;
+      }
+    }
+  }
+}
+
+// What works on many rows does for each what its counterpart for one row does.
+TEST_P(SimdTest, RowsAreIndependent) {
+  const int64_t rows = 5;
+  for (int64_t n : {1, 7, 8, 31, 64, 131}) {
+    const std::vector<float> a = random_floats(rows * n, 41), e = random_floats(rows * n, 42),
+                             start = random_floats(rows * n, 43);
+    const std::vector<float> factor = random_floats(rows, 44);
+    std::vector<float> scaled = start, added = start, both = start, dots(static_cast<size_t>(rows)), other_dots = dots;
+    s.scale_rows(rows, scaled.data(), a.data(), factor.data(), n);
+    s.add_scaled_rows(rows, added.data(), e.data(), factor.data(), n);
+    s.dot_and_add_rows(rows, dots.data(), both.data(), a.data(), e.data(), factor.data(), n);
+    s.dot_and_add_rows(rows, other_dots.data(), nullptr, a.data(), e.data(), factor.data(), n);
+    EXPECT_EQ(added, both);
+    EXPECT_EQ(dots, other_dots);
+    for (int64_t row = 0; row < rows; ++row) {
+      std::vector<float> one(static_cast<size_t>(n));
+      const float f = factor[static_cast<size_t>(row)];
+      s.scale(one.data(), a.data() + row * n, f, n);
+      ASSERT_EQ(0, std::memcmp(one.data(), scaled.data() + row * n, static_cast<size_t>(n) * sizeof(float)));
+      std::copy_n(start.begin() + row * n, n, one.begin());
+      s.add_scaled(one.data(), e.data() + row * n, f, n);
+      ASSERT_EQ(0, std::memcmp(one.data(), added.data() + row * n, static_cast<size_t>(n) * sizeof(float)));
+      ASSERT_TRUE(same_bits(dots[static_cast<size_t>(row)], s.dot(a.data() + row * n, e.data() + row * n, n)));
+    }
+  }
+}
+
 // Cutting k where simd.h allows it changes no bit.
 TEST_P(SimdTest, ProductsMayBeCut) {
   const int64_t m = 7, n = 21, k = 2 * kDotDepth + 77;
@@ -205,8 +260,7 @@ TEST_P(SimdTest, VectorsMatchDouble) {
     check([&](float* out) { s.scale(out, a.data(), 0.3f, n); }, [&](size_t i) { return a[i] * 0.3f; });
     check([&](float* out) { s.add_scaled(out, a.data(), 0.3f, n); }, [&](size_t i) { return start[i] + a[i] * 0.3f; });
     check([&](float* out) { s.multiply(out, a.data(), b.data(), n); }, [&](size_t i) { return a[i] * b[i]; });
-    check([&](float* out) { s.multiply_add(out, a.data(), b.data(), n); },
-          [&](size_t i) { return start[i] + a[i] * b[i]; });
+    check([&](float* out) { s.multiply_add(out, a.data(), b.data(), n); }, [&](size_t i) { return start[i] + a[i] * b[i]; });
     check([&](float* out) { s.scale(out, out, 0.3f, n); }, [&](size_t i) { return start[i] * 0.3f; });
     check([&](float* out) { s.multiply(out, out, b.data(), n); }, [&](size_t i) { return start[i] * b[i]; });
   }
@@ -325,8 +379,10 @@ TEST_P(SimdTest, NarrowsToNearestEven) {
     std::vector<uint16_t> out(in.size()), sum(in.size()), old(in.size());
     for (uint16_t& x : old) {  // finite
       x = static_cast<uint16_t>(engine());
-      if (dtype == LLA_F16) x &= 0xbbffu;
-      else x &= 0xbfffu;
+      if (dtype == LLA_F16)
+        x &= 0xbbffu;
+      else
+        x &= 0xbfffu;
     }
     sum = old;
     const int64_t n = static_cast<int64_t>(in.size());
