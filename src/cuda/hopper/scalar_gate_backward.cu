@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scalar gate backward on Hopper: which problems it takes, its scratch, and the launch, slice by slice.
 #include <algorithm>
-#include <cstdlib>
 
+#include "cuda/common/scratch_limit.h"
 #include "cuda/hopper/capability.h"
 #include "cuda/hopper/scalar_gate_backward.h"
 #include "cuda/hopper/scalar_gate_kernels.h"
@@ -12,13 +12,6 @@ namespace lla::cuda::hopper {
 
 namespace {
 
-// Of scratch, where a slice of one part does not need more. The emulated device has less if the environment says so.
-int64_t most_scratch() {
-#if defined(LLA_CUDA_EMULATED)
-  if (const char* bytes = std::getenv("LLA_EMULATED_SCRATCH")) return std::atoll(bytes);
-#endif
-  return int64_t{450} << 20;
-}
 // Blocks of threads that fill the device for long: larger slices of a group would only write more parts.
 constexpr int64_t kFill = 512;
 
@@ -94,10 +87,7 @@ Size carve(const Extent& extent, const Parts& parts, int n, char* memory, Backwa
 
 Size bytes_of(const Extent& extent, const Parts& parts, int n) { return carve(extent, parts, n, nullptr, nullptr); }
 
-bool fits(const Extent& extent, const Parts& parts, int n) {
-  const Size bytes = bytes_of(extent, parts, n);
-  return bytes.valid() && bytes.value() <= most_scratch();
-}
+bool fits(const Extent& extent, const Parts& parts, int n) { return fits_scratch(bytes_of(extent, parts, n)); }
 
 // Parts of a slice.
 int choose_parts(const Extent& extent, const Parts& parts, int64_t blocks) {
