@@ -79,6 +79,34 @@ int32_t launch(void (*kernel)(Parameters...), int64_t tasks, int threads, size_t
   return launch_grid(kernel, Grid{blocks, 1, 1}, threads, shared_bytes, stream, arguments...);
 }
 
+// The same for a kernel that may begin before the one ahead of it on the stream has ended (Hopper and later), once all
+// blocks of that have ended or said so: it waits itself before it reads what that one writes.
+template <class... Parameters>
+int32_t launch_early(void (*kernel)(Parameters...), int64_t tasks, int threads, size_t shared_bytes, void* stream,
+                     const Parameters&... arguments) {
+#if defined(LLA_CUDA_EMULATED)
+  return launch(kernel, tasks, threads, shared_bytes, stream, arguments...);
+#else
+  if (tasks <= 0) return LLA_OK;
+  if (shared_bytes > 48 * 1024) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
+    if (error != cudaSuccess) return status_of(error);
+  }
+  cudaLaunchAttribute early;
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(tasks < kMostBlocks ? tasks : kMostBlocks));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &early;
+  config.numAttrs = 1;
+  return status_of(cudaLaunchKernelEx(&config, kernel, arguments...));
+#endif
+}
+
 // Brings a kernel onto the current device now instead of at its first launch.
 template <class... Parameters>
 int32_t load_kernel(void (*kernel)(Parameters...)) {

@@ -27,10 +27,41 @@ __device__ __forceinline__ void make_fresh(float (&sum)[kCount]) {
   }
 }
 
-// By a warp that is done with a buffer: everything that it loaded from there has been used (matrix_copy.h says why).
-__device__ __forceinline__ void release(Barrier* barrier) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) arrive(barrier);
+// The number in the warp, in a register: from threadIdx it would be asked for anew at every use, which takes as long as a
+// load.
+__device__ __forceinline__ int own_lane() {
+  int lane = 0;
+#if defined(LLA_CUDA_EMULATED)
+  lane = static_cast<int>(threadIdx.x) % 32;
+#else
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+#endif
+  return lane;
 }
+
+// Nothing that follows from the number before is kept: there are no registers for it.
+__device__ __forceinline__ void renew(int& number) {
+#if !defined(LLA_CUDA_EMULATED)
+  asm volatile("" : "+r"(number));
+#else
+  (void)number;
+#endif
+}
+
+// Keeps an address in its registers: a store reads them when memory takes it, and what overwrites them earlier waits.
+__device__ __forceinline__ void still_needed(const char* address) {
+#if !defined(LLA_CUDA_EMULATED)
+  asm volatile("" ::"l"(address));
+#else
+  (void)address;
+#endif
+}
+
+// By a warp that is done with a buffer: everything that it loaded from there has been used (matrix_copy.h says why).
+__device__ __forceinline__ void release(Barrier* barrier, int lane) {
+  __syncwarp();
+  if (lane == 0) arrive(barrier);
+}
+__device__ __forceinline__ void release(Barrier* barrier) { release(barrier, static_cast<int>(threadIdx.x) % 32); }
 
 }  // namespace lla::cuda::hopper

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalar gate forward on Hopper: the two warpgroups that make outputs, each for 64 of a block's rows.
+// Scalar gate forward on Hopper: the two warpgroups that make outputs, each for 64 of a block's rows. They take turns with
+// its halves, since the second one, with keys of both, has more work.
 #pragma once
 
 #include "cuda/hopper/fragment.h"
@@ -37,18 +38,21 @@ struct RowSweep {
   const SweepParameters& in;
   char* shared;
   Barriers* barriers;
-  const int half, warp, lane;  // half: the warpgroup; warp: of the warpgroup
+  const int group, warp;  // warpgroup; warp of it
+  int lane;
+  int half = 0;  // of the block
   Turn stage, table, ring, node, block_turn;
-  bool waits = false;  // for the node of the block before
+  bool waits = false;    // for the node of the block before
+  char* stored[2] = {};  // where the block before was stored
   uint32_t query[kSteps][4];
 
   __device__ __forceinline__ RowSweep(const SweepParameters& parameters, char* memory, Barriers* all)
       : in(parameters),
         shared(memory),
         barriers(all),
-        half(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128 - 1, 0)),
+        group(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128 - 1, 0)),
         warp(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 32 % 4, 0)),
-        lane(static_cast<int>(threadIdx.x) % 32) {}
+        lane(own_lane()) {}
 
   __device__ __forceinline__ int slot_of(int level) const { return level < in.layout.slots ? level : in.layout.slots - 1; }
 
@@ -75,40 +79,66 @@ struct RowSweep {
     commit_products();
   }
 
-  // Scores times the mask, rounded, of the half with itself. Eights of columns left of the row's own are at one level.
+  // Scores times the mask, rounded, of the half with itself, 16 columns at a time. Left of the warp's own all are at one
+  // level.
   __device__ __forceinline__ void mask_own(const Sums& sum, const Tables& tables, uint32_t (&weights)[4][4]) const {
     const float* level = &tables.level[0][kHalf * half];  // and the diagonal behind the last level
     const float *rows = level + 16 * warp + lane / 4, *columns = level + 2 * (lane % 4);
-    float of_row[2][3], of_own[2][2];
+    float of_own[2][2], of_near[2], of_far[2];  // rows lane / 4 and eight on
+    own_factors(level + 16 * warp, of_own);
+    const float of_next = rows[3 * kBlock + 8];  // of the warp's second eight with its first
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-#pragma unroll
-      for (int l = 0; l < 3; ++l) of_row[h][l] = rows[(3 + l) * kBlock + 8 * h];
-      of_own[h][0] = own_factor(level + 16 * warp + 8 * h, 0);
-      of_own[h][1] = own_factor(level + 16 * warp + 8 * h, 1);
+      of_near[h] = rows[4 * kBlock + 8 * h];
+      of_far[h] = rows[5 * kBlock + 8 * h];
     }
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
+    for (int m = 0; m < 4; ++m) {
+      if (m > warp) {
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int eight = 2 * warp + h, differ = eight ^ n;
-        const int l = differ >= 4 ? 2 : differ >= 2 ? 1 : 0;
-        const float a = n > eight ? 0.0f : differ >= 4 ? of_row[h][2] : differ >= 2 ? of_row[h][1] : of_row[h][0];
-        const float2 b = *reinterpret_cast<const float2*>(columns + (3 + l) * kBlock + 8 * n);
-        float x = a * b.x, y = a * b.y;
-        if (n % 2 == h) {
-          x = n == eight ? of_own[h][0] : x;
-          y = n == eight ? of_own[h][1] : y;
+        for (int i = 0; i < 4; ++i) weights[m][i] = 0;
+      } else if (m < warp) {
+        const bool far = (m ^ warp) >= 2;
+        const float a[2] = {far ? of_far[0] : of_near[0], far ? of_far[1] : of_near[1]};
+        const float* at = columns + (far ? 5 : 4) * kBlock + 16 * m;
+#pragma unroll
+        for (int side = 0; side < 2; ++side) {
+          const float2 b = *reinterpret_cast<const float2*>(at + 8 * side);
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const int i = 8 * m + 4 * side + 2 * h;
+            weights[m][2 * side + h] = pack<Half::kBf16>(a[h] * b.x * sum[i], a[h] * b.y * sum[i + 1]);
+          }
         }
-        weights[n / 2][2 * (n % 2) + h] = pack<Half::kBf16>(x * sum[4 * n + 2 * h], y * sum[4 * n + 2 * h + 1]);
+      } else {
+        const float2 b = *reinterpret_cast<const float2*>(columns + 3 * kBlock + 16 * m);
+        weights[m][0] = pack<Half::kBf16>(of_own[0][0] * sum[8 * m], of_own[0][1] * sum[8 * m + 1]);
+        weights[m][1] = pack<Half::kBf16>(of_next * b.x * sum[8 * m + 2], of_next * b.y * sum[8 * m + 3]);
+        weights[m][2] = 0;
+        weights[m][3] = pack<Half::kBf16>(of_own[1][0] * sum[8 * m + 6], of_own[1][1] * sum[8 * m + 7]);
       }
     }
   }
-  // The mask in an eight of its own row's: row lane / 4, column 2 (lane % 4) + odd.
-  __device__ __forceinline__ float own_factor(const float* level, int odd) const {
-    const int row = lane / 4, key = 2 * (lane % 4) + odd, differ = row ^ key;
-    const int at = (differ == 0 ? kInnerLevels : differ >= 4 ? 2 : differ >= 2 ? 1 : 0) * kBlock;
-    return key > row ? 0.0f : level[at + row] * (differ == 0 ? 1.0f : level[at + key]);
+  // The mask in the eights of the own rows: [h][odd] of row lane / 4 + 8 h, column 2 (lane % 4) + odd. All loads at once.
+  __device__ __forceinline__ void own_factors(const float* level, float (&to)[2][2]) const {
+    float of_row[2][2], of_key[2][2];
+    const int row = lane / 4;
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      const int key = 2 * (lane % 4) + odd, differ = row ^ key;
+      const int at = (differ == 0 ? kInnerLevels : differ >= 4 ? 2 : differ >= 2 ? 1 : 0) * kBlock;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        of_row[h][odd] = level[at + row + 8 * h];
+        of_key[h][odd] = level[at + key + 8 * h];
+      }
+    }
+#pragma unroll
+    for (int odd = 0; odd < 2; ++odd) {
+      const int key = 2 * (lane % 4) + odd;
+#pragma unroll
+      for (int h = 0; h < 2; ++h) to[h][odd] = key > row ? 0.0f : of_row[h][odd] * (key == row ? 1.0f : of_key[h][odd]);
+    }
   }
 
   // The same of the second half with the first: all at level 7.
@@ -138,26 +168,7 @@ struct RowSweep {
     commit_products();
   }
 
-  // The nodes that a block's rows read: first those of the segment, then those of older segments and of the history, which
-  // come by the ring.
-  struct Reads {
-    uint32_t left;  // levels of the segment's own
-    int locals, count;
-    int linear_slot;
-    Turn released;  // place in the ring of the next node to give back
-  };
-
-  __device__ __forceinline__ void issue_read(Sums& sum, Reads* reads) {
-    uint32_t tile;
-    if (kLinear || reads->left) {
-      tile = in.layout.slot(kLinear ? reads->linear_slot : slot_of(__ffsll(reads->left) - 1));
-      reads->left &= reads->left - 1;
-    } else {
-      wait(&barriers->ring_full[ring.index], ring.phase);
-      tile = in.layout.ring_slot(ring.index);
-      ring.next(in.layout.ring);
-    }
-    const uint64_t node = describe(shared_address(shared + tile), Major::kOuter, NodeTile::kPanelBytes);
+  __device__ __forceinline__ void issue_read(Sums& sum, uint64_t node) {
     make_fresh(sum);
     fence_products(sum);
 #pragma unroll
@@ -167,45 +178,60 @@ struct RowSweep {
     commit_products();
   }
 
-  __device__ __forceinline__ void add_read(Sums& out, const Sums& sum, int entry, const Tables& tables, Reads* reads) const {
-    const int r = kHalf * half + 16 * warp + lane / 4;
-    float a = tables.start[r], b = tables.start[r + 8];
-    if constexpr (!kLinear) {
-      const float newer = tables.newer[entry];
-      const float* lambda = reinterpret_cast<const float*>(&tables + 1) + entry * kBlock + r;
-      a *= newer * lambda[0];
-      b *= newer * lambda[8];
-    }
-#pragma unroll
-    for (int i = 0; i < 32; ++i) out[i] = fmaf(i / 2 % 2 == 0 ? a : b, sum[i], out[i]);
-    if (entry >= reads->locals) {
-      release(&barriers->ring_free[reads->released.index]);
-      reads->released.next(in.layout.ring);
-    }
-  }
+  // What a row multiplies the product with a node by, apart from `start`.
+  struct ReadFactors {
+    float newer, lambda[2];
+  };
 
-  // Adds weight * (query times node) for all nodes that the rows read.
+  // Adds weight * (query times node) for all nodes that the rows read: first those of the segment, `local` by level, then
+  // those of older segments and of the history, which come by the ring. While a product is on its way, the next one's place
+  // and factors are found, without branches.
   __device__ __forceinline__ void read_nodes(Sums& out, uint32_t local, int uppers, int block, const Tables& tables) {
-    Reads reads;
-    reads.left = local;
-    reads.locals = __popcll(local);
-    reads.count = reads.locals + uppers;
-    reads.linear_slot = (block - 1) & 1;
-    reads.released = ring;
+    const int locals = __popcll(local), count = locals + uppers;
+    if (count == 0) return;
+    const int r = kHalf * half + 16 * warp + lane / 4;
+    const float start[2] = {tables.start[r], tables.start[r + 8]};
+    const float* lambda = reinterpret_cast<const float*>(&tables + 1) + r;
+    Turn coming = ring;
+    const auto find_tile = [&] {
+      const uint32_t own = in.layout.slot(kLinear ? (block - 1) & 1 : slot_of(__ffsll(local) - 1));
+      const uint32_t tile = kLinear || local ? own : in.layout.ring_slot(coming.index);
+      local &= local - 1;
+      return describe(shared_address(shared + tile), Major::kOuter, NodeTile::kPanelBytes);
+    };
+    const auto load_factors = [&](int entry) {
+      ReadFactors factors{1.0f, {1.0f, 1.0f}};
+      if constexpr (!kLinear) factors = {tables.newer[entry], {lambda[entry * kBlock], lambda[entry * kBlock + 8]}};
+      return factors;
+    };
+    uint64_t node = find_tile();
+    ReadFactors factors = load_factors(0);
 #pragma unroll 1
-    for (int entry = 0; entry < reads.count; ++entry) {
+    for (int entry = 0; entry < count; ++entry) {
+      if (entry >= locals) {
+        wait(&barriers->ring_full[coming.index], coming.phase);
+        coming.next(in.layout.ring);
+      }
       Sums sum;
-      issue_read(sum, &reads);
+      issue_read(sum, node);
+      const float a = start[0] * (factors.newer * factors.lambda[0]), b = start[1] * (factors.newer * factors.lambda[1]);
+      if constexpr (!kLinear) {
+        node = find_tile();
+        factors = load_factors(entry + 1 < count ? entry + 1 : entry);
+      }
       wait_products<0>(sum);
-      add_read(out, sum, entry, tables, &reads);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) out[i] = fmaf(i / 2 % 2 == 0 ? a : b, sum[i], out[i]);
+      if (entry >= locals) {
+        release(&barriers->ring_free[ring.index], lane);
+        ring.next(in.layout.ring);
+      }
     }
   }
 
   // Rows of y, by way of the warp's own kibibyte: 32 columns at a time. If y accumulates, straight, so that the sum is
   // rounded once.
-  __device__ __forceinline__ void store_rows(const Task& task, char* y, const LiveRows& rows, const Sums& out) const {
-    char* staging = shared + in.layout.staging(half * 4 + warp);
-    const uint32_t address = shared_address(staging);
+  __device__ __forceinline__ void store_rows(const Task& task, char* y, const LiveRows& rows, const Sums& out) {
     const int first = kHalf * half + 16 * warp;
     if (rows.lo >= first + 16 || rows.hi <= first) return;
     if (in.y.accumulate) {
@@ -221,15 +247,22 @@ struct RowSweep {
       }
       return;
     }
+    char* staging = shared + in.layout.staging(group * 4 + warp);
+    const uint32_t address = shared_address(staging);
     const auto place = [](int row, int chunk) { return static_cast<uint32_t>(row * 64 + ((chunk ^ (row >> 1 & 3)) * 16)); };
     const Place at = block_row(lane);
     const int row = lane / 4, chunk = lane % 4;
-    // Of this lane's first 16 bytes.
-    char* to = y + static_cast<int64_t>(rows.row + first + row) * (2 * in.y.row_stride) + 16 * chunk;
     const char* from = staging + place(row, chunk);
     const int columns = static_cast<int>(in.shape.value_dim) - kColumns * task.tile - 8 * chunk;
-    const bool store[2] = {first + row >= rows.lo && first + row < rows.hi,
-                           first + row + 8 >= rows.lo && first + row + 8 < rows.hi};
+    bool store[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int number = first + row + 8 * i;
+      store[i] = number >= rows.lo && number < rows.hi;
+      stored[i] = y + static_cast<int64_t>(rows.row + number) * (2 * in.y.row_stride) + 16 * chunk;
+    }
+    // Everything on its way before anything is stored: [side][row or eight on], which is the same place of the pattern.
+    uint4 parts[2][2];
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
 #pragma unroll
@@ -244,13 +277,15 @@ struct RowSweep {
       }
       __syncwarp();
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        // Eight rows on is the same place of the pattern.
-        if (store[i] && 32 * side < columns)
-          *reinterpret_cast<uint4*>(to + i * (16 * in.y.row_stride) + 64 * side) =
-              *reinterpret_cast<const uint4*>(from + 512 * i);
-      }
+      for (int i = 0; i < 2; ++i) parts[side][i] = *reinterpret_cast<const uint4*>(from + 512 * i);
       __syncwarp();
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int side = 0; side < 2; ++side) {
+        if (store[i] && 32 * side < columns) *reinterpret_cast<uint4*>(stored[i] + 64 * side) = parts[side][i];
+      }
     }
   }
 
@@ -261,11 +296,15 @@ struct RowSweep {
 
   // `reads`: bits of the nodes in slots; linear: whether there is a state.
   __device__ __forceinline__ void run_block(const Task& task, char* y, int block, uint32_t reads, int uppers) {
+    half = (group + block) & 1;
+    if constexpr (kLinear) renew(lane);
     const LiveRows rows(task, block);
     const Tables& tables = *reinterpret_cast<const Tables*>(shared + in.layout.tables(table.index));
     wait(&barriers->q_full[stage.index], stage.phase);
     load_queries();
     wait(&barriers->k_full[stage.index], stage.phase);
+    still_needed(stored[0]);
+    still_needed(stored[1]);
     if (rows.lo > 0 || rows.hi < kBlock) {
       wait(&barriers->v_full[stage.index], stage.phase);
       clear_dead_rows<kKeyDim>(in.layout, shared, stage.index, rows, static_cast<int>(threadIdx.x) - 128,
@@ -278,7 +317,7 @@ struct RowSweep {
     issue_scores(scores, half);
     wait(&barriers->tables_full[table.index], table.phase);
     wait_products<0>(scores);
-    release(&barriers->q_free[stage.index]);
+    release(&barriers->q_free[stage.index], lane);
     mask_own(scores, tables, factors);
     wait(&barriers->v_full[stage.index], stage.phase);
     make_fresh(out);
@@ -299,15 +338,15 @@ struct RowSweep {
 #pragma unroll
       for (int i = 0; i < 4; ++i) pin(factors[i]);
     }
-    release(&barriers->k_free[stage.index]);
-    release(&barriers->v_free[stage.index]);
+    release(&barriers->k_free[stage.index], lane);
+    release(&barriers->v_free[stage.index], lane);
     stage.next(in.layout.stages);
     if (waits) wait_node();
     waits = true;
     read_nodes(out, reads, uppers, block, tables);
-    release(&barriers->reads_done[block_turn.index]);
+    release(&barriers->reads_done[block_turn.index], lane);
     block_turn.next(2);
-    release(&barriers->tables_free[table.index]);
+    release(&barriers->tables_free[table.index], lane);
     table.next(2);
     store_rows(task, y, rows, out);
   }

@@ -28,7 +28,7 @@ struct NodeSweep {
         barriers(all),
         first_part(part),
         warp(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 32 % 4, 0)),
-        lane(static_cast<int>(threadIdx.x) % 32) {}
+        lane(own_lane()) {}
 
   __device__ __forceinline__ int node_row(int part) const { return 64 * (first_part + part) + 16 * warp; }
   __device__ __forceinline__ int slot_of(int level) const { return level < in.layout.slots ? level : in.layout.slots - 1; }
@@ -53,7 +53,7 @@ struct NodeSweep {
     if constexpr (!kNodesOnly) wait(&barriers->reads_done[block_turn.index], block_turn.phase);
   }
   __device__ __forceinline__ void finish() {
-    if constexpr (!kNodesOnly) release(&barriers->node_done[node.index]);
+    if constexpr (!kNodesOnly) release(&barriers->node_done[node.index], lane);
     node.next(kNodeTurns);
   }
 
@@ -121,8 +121,8 @@ struct NodeSweep {
 #pragma unroll
       for (int i = 0; i < kFoldSteps; ++i) pin(keys[i]);
     }
-    release(&barriers->k_free[stage.index]);
-    release(&barriers->v_free[stage.index]);
+    release(&barriers->k_free[stage.index], lane);
+    release(&barriers->v_free[stage.index], lane);
     stage.next(in.layout.stages);
 
     const int level = kLinear ? 0 : trailing_ones_of_block(block);
@@ -136,7 +136,7 @@ struct NodeSweep {
           add_node<NodeTile>(sums[part], slot_address(slot_of(child)), node_row(part), tables.merge[child], lane);
       }
     }
-    release(&barriers->tables_free[table.index]);
+    release(&barriers->tables_free[table.index], lane);
     table.next(2);
     wait_reads();
     if (kNodesOnly && block + 1 == task.end) {

@@ -113,6 +113,9 @@ __global__ void __launch_bounds__(kSweepThreads, 1) sweep(const __grid_constant_
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (warp < 4) {
     keep_registers<kGroupRegisters[0]>();
+    if constexpr (!kNodesOnly) {
+      if (warp > 0) wait_for_kernel_before();  // the rows' copies need not
+    }
     if (warp == 0) {
       if (threadIdx.x == 0) copy_rows<kKeyDim, kNodesOnly>(in, shared, barriers);
     } else if (warp == 3) {
@@ -130,6 +133,7 @@ __global__ void __launch_bounds__(kSweepThreads, 1) sweep(const __grid_constant_
       NodeSweep<kKeyDim, kLinear, true>(in, shared, barriers, 0).run();
   } else {
     take_registers<kGroupRegisters[3]>();
+    if constexpr (kLinear && !kNodesOnly) wait_for_kernel_before();
     NodeSweep<kKeyDim, kLinear, kNodesOnly>(in, shared, barriers, kNodesOnly ? kNodeWarps / 8 : 0).run();
   }
 }
@@ -142,6 +146,8 @@ constexpr int kJoinThreads = 256;
 template <bool kLinear>
 __global__ void __launch_bounds__(kJoinThreads)
     join_segments(const __grid_constant__ SweepParameters in, int64_t size, int64_t blocks, int64_t tasks) {
+  let_next_kernel_begin();  // it waits before it reads what comes from here
+  wait_for_kernel_before();
   for (int64_t number = blockIdx.x; number < tasks; number += gridDim.x) {
     const int64_t element = number % blocks * kJoinThreads + threadIdx.x;
     const int64_t tile = number / blocks % in.tiles, head = number / blocks / in.tiles % in.shape.heads;
@@ -172,30 +178,43 @@ __global__ void __launch_bounds__(kJoinThreads)
         state = sum;
       }
     } else {
-      float latest[32];  // log decays of the newest node of each level: other blocks' are not there yet
+      // Of the newest node of each level, which are what is joined: what other blocks of threads write is not there yet.
+      float latest[kMostLevels];  // log decays
+      uint2 contents[kMostLevels];
+      constexpr int kAhead = 4;  // segments whose sums are under way
+      float4 sums[kAhead];
+      float2 decays[kAhead];
+      const auto load_sum = [&](int64_t i, float4* content, float2* decay) {
+        if (i >= count) return;
+        const int64_t place = in.place(places + i, head, tile);
+        *content = reinterpret_cast<const float4*>(in.sums + place * size)[element];
+        *decay = reinterpret_cast<const float2*>(in.sum_decay)[place];
+      };
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) load_sum(i, &sums[i], &decays[i]);
+      uint32_t present = 0;
       for (int64_t i = 0; i < count; ++i) {
         const int64_t place = in.place(places + i, head, tile), segment = oldest + i;
         const int level = __ffsll(~segment) - 1;
-        float4 sum = reinterpret_cast<const float4*>(in.sums + place * size)[element];
-        const float total = in.sum_decay[2 * place];
-        float newer = in.sum_decay[2 * place + 1];
-        for (int u = 0; u < level; ++u) {
-          // The child that is joined ends 2^u segments before.
-          const int64_t child = i - (int64_t{1} << u);
-          if (child < 0) break;
-          const int64_t from = in.place(places + child, head, tile);
+        float4 sum = sums[0];
+        const float total = decays[0].x;
+        float newer = decays[0].y;
+#pragma unroll
+        for (int n = 0; n + 1 < kAhead; ++n) sums[n] = sums[n + 1], decays[n] = decays[n + 1];
+        load_sum(i + kAhead, &sums[kAhead - 1], &decays[kAhead - 1]);
+        // The child of level u ends 2^u segments before; a sequence may begin behind it.
+        for (int u = 0; u < level && (present >> u & 1) != 0; ++u) {
           const float factor = quick_decay(total + newer);
-          const float4 x = load4(in.upper + from * size, LLA_BF16, 4 * element, 4);
-          sum = make_float4(fmaf(factor, x.x, sum.x), fmaf(factor, x.y, sum.y), fmaf(factor, x.z, sum.z),
-                            fmaf(factor, x.w, sum.w));
+          const uint2 x = contents[u];
+          sum = make_float4(fmaf(factor, low_of(x.x), sum.x), fmaf(factor, high_of(x.x), sum.y),
+                            fmaf(factor, low_of(x.y), sum.z), fmaf(factor, high_of(x.y), sum.w));
           newer += latest[u];
         }
         const float decay = total + newer;
         latest[level] = decay;
-        uint2 pairs;
-        pairs.x = pack<Half::kBf16>(sum.x, sum.y);
-        pairs.y = pack<Half::kBf16>(sum.z, sum.w);
-        reinterpret_cast<uint2*>(in.upper + place * size)[element] = pairs;
+        contents[level] = make_uint2(pack<Half::kBf16>(sum.x, sum.y), pack<Half::kBf16>(sum.z, sum.w));
+        present = (present >> level << level) | uint32_t{1} << level;
+        reinterpret_cast<uint2*>(in.upper + place * size)[element] = contents[level];
         if (element == 0) in.upper_decay[place] = decay;
       }
     }
@@ -304,10 +323,14 @@ int32_t launch_sweeps(SweepParameters* in, bool segmented, void* stream) {
     nodes.layout.ring = 0;
     if (!nodes.layout.fit(kKeyDim, 0, true)) return LLA_INTERNAL;
     status = launch(sweep<kKeyDim, kLinear, true>, blocks(in->tasks), kSweepThreads, nodes.layout.bytes, stream, nodes);
-    if (status == LLA_OK) status = launch(join_segments<kLinear>, joins, kJoinThreads, 0, stream, *in, size, parts, joins);
+    if (status == LLA_OK)
+      status = launch_early(join_segments<kLinear>, joins, kJoinThreads, 0, stream, *in, size, parts, joins);
   }
   if (status == LLA_OK)
-    status = launch(sweep<kKeyDim, kLinear, false>, blocks(in->tasks), kSweepThreads, in->layout.bytes, stream, *in);
+    status =
+        segmented
+            ? launch_early(sweep<kKeyDim, kLinear, false>, blocks(in->tasks), kSweepThreads, in->layout.bytes, stream, *in)
+            : launch(sweep<kKeyDim, kLinear, false>, blocks(in->tasks), kSweepThreads, in->layout.bytes, stream, *in);
   return status;
 }
 

@@ -19,8 +19,18 @@ __device__ __forceinline__ float quick_decay(float x) {
 #endif
 }
 
+__device__ __forceinline__ void bring_near(const void* data) {
+#if defined(LLA_CUDA_EMULATED)
+  (void)data;
+#else
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(data));
+#endif
+}
+
 // One head's column of a tensor of factors, seen from a lane's first row of a block. Elements are loaded as they are, so
-// that nothing waits for them, and read later.
+// that nothing waits for them, and read later. kWide: all tensors of factors are fp32 and λ has a
+// column for each level inside a block, so that no branches are needed.
+template <bool kWide>
 struct FactorColumn {
   const View& view;  // a parameter of the kernel: what follows from it need not be kept
   const char* data = nullptr;
@@ -29,7 +39,7 @@ struct FactorColumn {
     if (present()) data = static_cast<const char*>(view.at(task.index, row, task.head));
   }
   __device__ __forceinline__ bool present() const { return view.present(); }
-  __device__ __forceinline__ bool wide() const { return view.dtype == LLA_F32; }
+  __device__ __forceinline__ bool wide() const { return kWide || view.dtype == LLA_F32; }
   __device__ __forceinline__ int element_bytes() const { return wide() ? 4 : 2; }
   __device__ __forceinline__ int row_bytes() const { return static_cast<int>(view.row_stride) * element_bytes(); }
   __device__ __forceinline__ void next_block() {
@@ -58,9 +68,10 @@ __device__ __forceinline__ void finish_copies() {
 #endif
 }
 
+template <bool kWide>
 struct Factors {
   const MixerShape& shape;
-  FactorColumn gate, write, lambda;
+  FactorColumn<kWide> gate, write, lambda;
 
   __device__ __forceinline__ Factors(const SweepParameters& in, const Task& task, int64_t row)
       : shape(in.shape), gate(in.gate, task, row), write(in.write, task, row), lambda(in.lambda, task, row) {}
@@ -68,7 +79,9 @@ struct Factors {
   __device__ __forceinline__ int lambda_bytes() const { return static_cast<int>(shape.levels) * lambda.element_bytes(); }
   // λ's last column, where higher levels read it; else above all.
   __device__ __forceinline__ int last_column() const { return shape.absorb ? static_cast<int>(shape.levels) - 1 : 1 << 20; }
-  __device__ __forceinline__ int column(int level) const { return level < last_column() ? level : last_column(); }
+  __device__ __forceinline__ int column(int level) const {
+    return (kWide && level <= kInnerLevels) || level < last_column() ? level : last_column();
+  }
   __device__ __forceinline__ void next_block() {
     gate.next_block();
     write.next_block();
@@ -76,59 +89,56 @@ struct Factors {
   }
 };
 
-// What a lane loads of a block: its rows 64 half + lane and 32 more, and the gates of the other half.
+// What a lane loads of a block: its rows 64 half + lane and 32 more, and the gates of the other half. What is not there is
+// zero.
 struct RowFactors {
   uint32_t gate[2], other[2], write[2];
-  bool live[2], other_live[2];
+  uint32_t lambda[2][kInnerLevels + 1];  // of the levels inside the block that the row reads
+  bool live[2];
 };
 
-__device__ __forceinline__ void load_rows(const Factors& factors, const LiveRows& rows, int half, RowFactors* to) {
+// Of the rows `ahead` of those that `factors` stands at.
+template <bool kWeights, bool kWide>
+__device__ __forceinline__ void load_rows(const Factors<kWide>& factors, const LiveRows& rows, int half, int ahead,
+                                          RowFactors* to) {
   const int first = kHalf * half + static_cast<int>(threadIdx.x) % 32, over = kHalf - 2 * kHalf * half;
+  const bool gates = factors.gate.present(), writes = factors.write.present();
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const int r = first + 32 * i, other = r + over;
+    const int r = first + 32 * i, other = r + over, row = ahead + 32 * i;
     to->live[i] = r >= rows.lo && r < rows.hi;
-    to->other_live[i] = other >= rows.lo && other < rows.hi;
     to->gate[i] = to->other[i] = to->write[i] = 0;
-  }
-  if (factors.gate.present()) {
+    if (gates && to->live[i]) to->gate[i] = factors.gate.load(factors.gate.row(row));
+    if (gates && other >= rows.lo && other < rows.hi) to->other[i] = factors.gate.load(factors.gate.row(row + over));
+    if (writes && to->live[i]) to->write[i] = factors.write.load(factors.write.row(row));
+    if constexpr (kWeights) {
+      const char* from = factors.lambda.row(row);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (to->live[i]) to->gate[i] = factors.gate.load(factors.gate.row(32 * i));
-      if (to->other_live[i]) to->other[i] = factors.gate.load(factors.gate.row(32 * i + over));
-    }
-  }
-  if (factors.write.present()) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (to->live[i]) to->write[i] = factors.write.load(factors.write.row(32 * i));
+      for (int l = 0; l <= kInnerLevels; ++l) {
+        // Columns that the row does not read may not be there.
+        const bool reads = to->live[i] && (kWide || ((2 * r + 1) >> l & 1) != 0);
+        to->lambda[i][l] = 0;
+        if (reads) to->lambda[i][l] = factors.lambda.load(from + factors.column(l) * factors.lambda.element_bytes());
+      }
+      if (to->live[i]) {  // what rows read of nodes, for later
+        bring_near(from + factors.lambda_bytes() / 2);
+        bring_near(from + factors.lambda_bytes() - 1);
+      }
     }
   }
 }
 
-__device__ __forceinline__ void bring_near(const void* data) {
-#if defined(LLA_CUDA_EMULATED)
-  (void)data;
-#else
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(data));
-#endif
-}
-
-// Has the rows of the next block brought from memory: only loads from the cache are waited for.
-template <bool kWeights>
-__device__ __forceinline__ void bring_rows(const Factors& factors, const LiveRows& next, int half) {
+// Has what load_rows() will load brought from memory into the cache, for rows that come after the next.
+template <bool kWeights, bool kWide>
+__device__ __forceinline__ void bring_rows(const Factors<kWide>& factors, const LiveRows& rows, int half, int ahead) {
   const int first = kHalf * half + static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    if (first + 32 * i < next.lo || first + 32 * i >= next.hi) continue;
-    const int offset = kBlock + 32 * i;
-    if (factors.gate.present()) bring_near(factors.gate.row(offset));
-    if (factors.write.present()) bring_near(factors.write.row(offset));
-    if constexpr (kWeights) {
-      const char* weights = factors.lambda.row(offset);
-      bring_near(weights);
-      bring_near(weights + factors.lambda_bytes() - 1);
-    }
+    if (first + 32 * i < rows.lo || first + 32 * i >= rows.hi) continue;
+    const int row = ahead + 32 * i;
+    if (factors.gate.present()) bring_near(factors.gate.row(row));
+    if (factors.write.present()) bring_near(factors.write.row(row));
+    if constexpr (kWeights) bring_near(factors.lambda.row(row));
   }
 }
 
@@ -163,57 +173,28 @@ struct OldNodes {
   }
 };
 
-// λ of a lane's two rows as they are: level l into its place, those of the nodes in `reads` and of the history's behind the
-// tables. Columns that no row reads are not looked at.
-__device__ __forceinline__ void copy_weights(const Factors& factors, const RowFactors& row, int first, uint32_t reads,
+// λ of a lane's two rows with which they read the nodes in `reads` and of the history, as it is, behind the tables.
+template <bool kWide>
+__device__ __forceinline__ void copy_weights(const Factors<kWide>& factors, const RowFactors& row, int first, uint32_t reads,
                                              int block, const OldNodes& old, Tables* tables) {
   const char* from[2] = {factors.lambda.row(0), factors.lambda.row(32)};
-  // Bit l: the row reads level l of its own block.
-  const uint32_t own[2] = {row.live[0] ? 2u * static_cast<uint32_t>(first) + 1 : 0,
-                           row.live[1] ? 2u * static_cast<uint32_t>(first + 32) + 1 : 0};
   float* entry = reinterpret_cast<float*>(tables + 1) + first;
-  if (factors.lambda.wide() && factors.last_column() > kInnerLevels) {
+  const auto copy = [&](int level) {
+    const int offset = factors.column(level) * factors.lambda.element_bytes();
 #pragma unroll
-    for (int l = 0; l <= kInnerLevels; ++l) {
-      float* to = (l == 0 ? tables->diagonal : tables->level[l - 1]) + first;
-      if (own[0] >> l & 1) copy_float(to, from[0] + 4 * l);
-      if (own[1] >> l & 1) copy_float(to + 32, from[1] + 4 * l);
+    for (int i = 0; i < 2; ++i) {
+      if (!row.live[i]) continue;
+      if (factors.lambda.wide())
+        copy_float(entry + 32 * i, from[i] + offset);
+      else
+        entry[32 * i] = factors.lambda.read(factors.lambda.load(from[i] + offset));
     }
-#pragma unroll 1
-    for (; reads; reads &= reads - 1, entry += kBlock) {
-      const int offset = 4 * factors.column(__ffsll(reads) + kInnerLevels);
-      if (row.live[0]) copy_float(entry, from[0] + offset);
-      if (row.live[1]) copy_float(entry + 32, from[1] + offset);
-    }
-#pragma unroll 1
-    for (int e = 0; e < old.count; ++e, entry += kBlock) {
-      const int offset = 4 * factors.column(old.level_of(block, e));
-      if (row.live[0]) copy_float(entry, from[0] + offset);
-      if (row.live[1]) copy_float(entry + 32, from[1] + offset);
-    }
-    return;
-  }
-  const auto copy = [&](float* to, const char* row_of, int level) {
-    *to = factors.lambda.read(factors.lambda.load(row_of + factors.column(level) * factors.lambda.element_bytes()));
+    entry += kBlock;
   };
 #pragma unroll 1
-  for (int l = 0; l <= kInnerLevels; ++l) {
-    float* to = (l == 0 ? tables->diagonal : tables->level[l - 1]) + first;
-    if (own[0] >> l & 1) copy(to, from[0], l);
-    if (own[1] >> l & 1) copy(to + 32, from[1], l);
-  }
+  for (; reads; reads &= reads - 1) copy(__ffsll(reads) + kInnerLevels);
 #pragma unroll 1
-  for (; reads; reads &= reads - 1, entry += kBlock) {
-    const int level = __ffsll(reads) + kInnerLevels;
-    if (row.live[0]) copy(entry, from[0], level);
-    if (row.live[1]) copy(entry + 32, from[1], level);
-  }
-#pragma unroll 1
-  for (int e = 0; e < old.count; ++e, entry += kBlock) {
-    const int level = old.level_of(block, e);
-    if (row.live[0]) copy(entry, from[0], level);
-    if (row.live[1]) copy(entry + 32, from[1], level);
-  }
+  for (int e = 0; e < old.count; ++e) copy(old.level_of(block, e));
 }
 
 // What a table warp knows of the nodes: lane b holds the log decay of level b.
@@ -230,28 +211,28 @@ constexpr int kSerialLevel = 3;
 __device__ __forceinline__ bool is_upper(int d, int row) { return ((row >> d) & 1) != 0; }
 
 // Fills the tables of one block; `half` is the warp's.
-template <bool kLinear, bool kNodesOnly>
-__device__ __forceinline__ void fill_tables(const Factors& factors, const RowFactors& row, int block, int half, bool makes,
-                                            const OldNodes& old, NodeDecays* nodes, Tables* tables) {
+template <bool kLinear, bool kNodesOnly, bool kWide>
+__device__ __forceinline__ void fill_tables(const Factors<kWide>& factors, const RowFactors& row, int block, int half,
+                                            bool makes, const OldNodes& old, NodeDecays* nodes, Tables* tables) {
   const int lane = static_cast<int>(threadIdx.x) % 32, first = kHalf * half + lane;
   const float scale = factors.scale();
   if constexpr (!kLinear && !kNodesOnly)
     copy_weights(factors, row, first, nodes->present & static_cast<uint32_t>(block), block, old, tables);
-  float prefix[2], suffix[2] = {0, 0}, write[2], other[2];
+  float prefix[2], suffix[2] = {0, 0}, write[2], other[2];  // what was not loaded is zero
+  const bool writes = factors.write.present();
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    prefix[i] = row.live[i] && factors.gate.present() ? factors.gate.read(row.gate[i]) : 0.0f;
-    other[i] = row.other_live[i] && factors.gate.present() ? factors.gate.read(row.other[i]) : 0.0f;
-    write[i] = !row.live[i] ? 0.0f : factors.write.present() ? factors.write.read(row.write[i]) : 1.0f;
+    prefix[i] = factors.gate.read(row.gate[i]);
+    other[i] = factors.gate.read(row.other[i]);
+    write[i] = writes ? factors.write.read(row.write[i]) : row.live[i] ? 1.0f : 0.0f;
   }
   const float other_total = warp_sum(other[0]) + warp_sum(other[1]);
-  if constexpr (!kLinear && !kNodesOnly) finish_copies();
+  const auto lambda = [&](int i, int level) {
+    return kLinear ? (row.live[i] ? 1.0f : 0.0f) : factors.lambda.read(row.lambda[i][level]);
+  };
   if constexpr (!kNodesOnly) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float& diagonal = tables->diagonal[first + 32 * i];
-      diagonal = !row.live[i] ? 0.0f : (kLinear ? 1.0f : diagonal) * scale * write[i];
-    }
+    for (int i = 0; i < 2; ++i) tables->diagonal[first + 32 * i] = lambda(i, 0) * scale * write[i];
   }
   // Sums over the row's aligned block of 2^d rows: up to and with the row, and after it. No sum is a difference of two.
 #pragma unroll
@@ -259,13 +240,26 @@ __device__ __forceinline__ void fill_tables(const Factors& factors, const RowFac
     if constexpr (!kNodesOnly) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float& level = tables->level[d][first + 32 * i];
         const bool upper = is_upper(d, first + 32 * i);
-        const float weight = !upper ? write[i] : !row.live[i] ? 0.0f : kLinear ? scale : scale * level;
-        level = weight * quick_decay(upper ? prefix[i] : suffix[i]);
+        const float weight = upper ? scale * lambda(i, d + 1) : write[i];
+        tables->level[d][first + 32 * i] = weight * quick_decay(upper ? prefix[i] : suffix[i]);
       }
     }
-    if (d < 5) {
+    if constexpr (kNodesOnly) {
+      // Without what only rows need: prefix is the sum over the whole block of 2^d rows.
+      if (d < 5) {
+        const int size = 1 << d;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float sibling = __shfl_xor_sync(kAllLanes, prefix[i], size);
+          if (!(lane & size)) suffix[i] += sibling;
+          prefix[i] += sibling;
+        }
+      } else if (d == 5) {
+        suffix[0] += prefix[1];
+        prefix[1] += prefix[0];
+      }
+    } else if (d < 5) {
       const int start = lane >> d << d, size = 1 << d;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -319,6 +313,7 @@ __device__ __forceinline__ void fill_tables(const Factors& factors, const RowFac
     if constexpr (!kNodesOnly)
       tables->start[first + 32 * i] = scale * quick_decay(half == 0 ? prefix[i] : other_total + prefix[i]);
   }
+  if constexpr (!kLinear && !kNodesOnly) finish_copies();
   if (makes) {
     if constexpr (kLinear) {
       nodes->decay += block_total;
@@ -333,14 +328,14 @@ __device__ __forceinline__ void fill_tables(const Factors& factors, const RowFac
 }
 
 // The loop of a table warp over all tasks.
-template <bool kLinear, bool kNodesOnly>
-__device__ __forceinline__ void make_tables(const SweepParameters& in, char* shared, Barriers* barriers, int half) {
+template <bool kLinear, bool kNodesOnly, bool kWide>
+__device__ __forceinline__ void make_all_tables(const SweepParameters& in, char* shared, Barriers* barriers, int half) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   Turn turn;
   for (int64_t number = blockIdx.x; number < in.tasks; number += gridDim.x) {
     const Task task = find_task(in, number);
     if (task.first >= task.end || (kNodesOnly && task.last)) continue;
-    Factors factors(in, task, LiveRows(task, task.first).row + kHalf * half + lane);
+    Factors<kWide> factors(in, task, LiveRows(task, task.first).row + kHalf * half + lane);
     NodeDecays nodes;
     OldNodes old;
     if constexpr (!kLinear && !kNodesOnly) {
@@ -351,13 +346,23 @@ __device__ __forceinline__ void make_tables(const SweepParameters& in, char* sha
         nodes.decay = in.upper_decay[in.place(task.places + task.upper_end(u), task.head, task.tile)];
       nodes.present = upper != 0 ? upper << in.segment_log : 0;
     }
+    constexpr bool kWeights = !kLinear && !kNodesOnly;
+    if (number + gridDim.x < in.tasks) {  // the first rows of the task after this one would be waited for
+      const Task after = find_task(in, number + gridDim.x);
+      if (after.first < after.end) {
+        const LiveRows rows(after, after.first);
+        bring_rows<kWeights>(Factors<kWide>(in, after, rows.row + kHalf * half + lane), rows, half, 0);
+      }
+    }
+    RowFactors row, next;
+    load_rows<kWeights>(factors, LiveRows(task, task.first), half, 0, &row);
 #pragma unroll 1
     for (int block = task.first; block < task.end; ++block) {
-      const LiveRows rows(task, block);
-      const bool makes = rows.hi == kBlock && (kNodesOnly || block + 1 < task.end);
-      RowFactors row;
-      load_rows(factors, rows, half, &row);
-      if (block + 1 < task.end) bring_rows<!kLinear && !kNodesOnly>(factors, LiveRows(task, block + 1), half);
+      const bool makes = LiveRows(task, block).hi == kBlock && (kNodesOnly || block + 1 < task.end);
+      if (block + 1 < task.end) load_rows<kWeights>(factors, LiveRows(task, block + 1), half, kBlock, &next);
+      if constexpr (kNodesOnly) {  // a block takes less time than memory does
+        if (block + 2 < task.end) bring_rows<false>(factors, LiveRows(task, block + 2), half, 2 * kBlock);
+      }
       wait(&barriers->tables_free[turn.index], turn.phase ^ 1);
       Tables* tables = reinterpret_cast<Tables*>(shared + in.layout.tables(turn.index));
       fill_tables<kLinear, kNodesOnly>(factors, row, block, half, makes, old, &nodes, tables);
@@ -368,11 +373,22 @@ __device__ __forceinline__ void make_tables(const SweepParameters& in, char* sha
         }
       }
       factors.next_block();
+      row = next;
       __syncwarp();
       if (lane == 0) arrive(&barriers->tables_full[turn.index]);
       turn.next(2);
     }
   }
+}
+
+template <bool kLinear, bool kNodesOnly>
+__device__ __forceinline__ void make_tables(const SweepParameters& in, char* shared, Barriers* barriers, int half) {
+  const auto wide = [](const View& view) { return !view.present() || view.dtype == LLA_F32; };
+  const bool whole = in.shape.levels > kInnerLevels + (in.shape.absorb ? 1 : 0);
+  if (wide(in.gate) && wide(in.write) && (kLinear || kNodesOnly || (whole && wide(in.lambda))))
+    make_all_tables<kLinear, kNodesOnly, true>(in, shared, barriers, half);
+  else
+    make_all_tables<kLinear, kNodesOnly, false>(in, shared, barriers, half);
 }
 
 }  // namespace lla::cuda::hopper

@@ -34,11 +34,17 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 #endif
 }
 
+// In a kernel that was launched early (launch_early): what the kernel before it wrote is there.
+__device__ __forceinline__ void wait_for_kernel_before() { LLA_HOPPER(, asm volatile("griddepcontrol.wait;" ::: "memory")); }
+// As far as this block is concerned, the next kernel may begin, if it was launched early.
+__device__ __forceinline__ void let_next_kernel_begin() { LLA_HOPPER(, asm volatile("griddepcontrol.launch_dependents;")); }
+
 // True in one lane of the warp, always the same one. All lanes take part.
 __device__ __forceinline__ bool elect_lane() {
   uint32_t elected = 0;
   LLA_HOPPER((__syncwarp(), elected = threadIdx.x % 32 == 0),
-             asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(elected)));
+             asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}"
+                          : "=r"(elected)));
   return elected != 0;
 }
 
