@@ -7,6 +7,7 @@
 #include <deque>
 #include <map>
 
+#include "cuda/common/scalar_gate_routes.h"
 #include "device_plan_testing.h"
 
 namespace core_testing {
@@ -63,7 +64,8 @@ class Twins {
     const lla_status planned = plan_batch(host_batch_->get(), host_.get(), s.rows(), nullptr, nullptr, &error);
     ASSERT_EQ(planned, LLA_OK) << error.text;
     DeviceBatch* batch = ring_.front().get();
-    while (outstanding_.size() > static_cast<size_t>(kLate) || (!outstanding_.empty() && outstanding_.front().batch == batch))
+    while (outstanding_.size() > static_cast<size_t>(kLate) ||
+           (!outstanding_.empty() && outstanding_.front().batch == batch))
       settle();
     const bool by_host = random_.one_in(6);
     if (by_host) settle_all();
@@ -88,8 +90,9 @@ class Twins {
 
     ASSERT_EQ(commit_batch(host_.get(), host_batch_->get(), index_of(s.accepted), nullptr, &error), LLA_OK) << error.text;
     const bool there = by_host || !random_.one_in(4);
-    ASSERT_EQ(commit_batch(device_.get(), batch->get(), there ? on_device(s.accepted) : index_of(s.accepted), nullptr, &error),
-              LLA_OK)
+    ASSERT_EQ(
+        commit_batch(device_.get(), batch->get(), there ? on_device(s.accepted) : index_of(s.accepted), nullptr, &error),
+        LLA_OK)
         << error.text;
     outstanding_.push_back({batch, s.accepted, !by_host});
     ring_.push_back(std::move(ring_.front()));
@@ -289,13 +292,72 @@ TEST(PlanRows, DeviceAndHostPlanTheSame) {
         Twins twins(group, grain, draft, ++seed);
         for (int i = 0; i < 120; ++i) {
           twins.step();
-          if (HasFatalFailure() || HasFailure()) FAIL() << group.name << ", grain " << grain << ", draft " << draft << ", step " << i;
+          if (HasFatalFailure() || HasFailure())
+            FAIL() << group.name << ", grain " << grain << ", draft " << draft << ", step " << i;
         }
         twins.finish();
         if (HasFailure()) FAIL() << group.name << ", grain " << grain << ", draft " << draft;
       }
     }
   }
+}
+
+// What the kernels' launches are chosen by, seen from outside: all sequences take sweeps, or the launch says that some do
+// not.
+TEST(PlanRows, RoutesOfABatch) {
+  ContextPointer context = device_context();
+  lla_state_desc description = LLA_STATE_DESC_INIT;
+  description.slots = 3;
+  description.max_length = 2048;
+  description.max_draft = 2;
+  StatePointer state = make_state(context.get(), {sized(mixer(LLA_SCALAR_GATE, 64, 12))}, description);
+  int both[2] = {0, 0};
+  std::vector<int64_t> position{0, 0, 0};
+  const std::vector<int64_t> slots{0, 1, 2};
+  for (const bool there : {false, false, true}) {
+    for (const std::vector<int64_t>& counts : std::vector<std::vector<int64_t>>{
+             {256, 128, 384}, {128, 128, 128}, {128, 256, 0}, {64, 128, 128}, {192, 128, 128}, {128, 128, 127}, {0, 0, 1}}) {
+      DeviceBatch batch(context.get(), limits_of(3, 1024));
+      std::vector<int64_t> offsets{0};
+      for (const int64_t count : counts) offsets.push_back(offsets.back() + count);
+      lla_rows rows = LLA_ROWS_INIT;
+      rows.sequences = 3;
+      rows.total_rows = offsets.back();
+      rows.offsets = index_of(offsets);
+      rows.slot_in = rows.slot_out = index_of(slots);
+      rows.expected_positions = there ? on_device(position) : index_of(position);
+      Error error;
+      ASSERT_EQ(plan_batch(batch.get(), state.get(), rows, nullptr, nullptr, &error), LLA_OK) << error.text;
+      ASSERT_EQ(batch.get()->on_device, there);
+      for (const int64_t border : {64, 128, 256, 512}) {
+        for (const bool histories : {false, true}) {
+          const cuda::SweepRoutes routes{histories, border};
+          bool all = true;
+          for (int64_t b = 0; b < 3; ++b) all = all && cuda::takes_sweep(batch.sequence(b), routes);
+          const bool said = cuda::all_take_sweeps(batch.get()->device_view, routes);
+          // A plan of the device is not known to the host.
+          if (there)
+            EXPECT_TRUE(all || !said);
+          else
+            EXPECT_EQ(all, said) << border << " " << position[0] << " " << position[1] << " " << position[2] << " "
+                                 << counts[2];
+          ++both[all];
+        }
+      }
+      ASSERT_EQ(commit_batch(state.get(), batch.get(), {nullptr, 0, 0}, nullptr, &error), LLA_OK) << error.text;
+      if (there) {
+        int64_t released = -1;
+        ASSERT_EQ(collect_batch(batch.get(), nullptr, &error), LLA_OK) << error.text;
+        ASSERT_EQ(settle_batch(state.get(), batch.get(), lla_index{nullptr, 0, 0}, &released, &error), LLA_OK) << error.text;
+      }
+      for (size_t b = 0; b < 3; ++b) position[b] += counts[b];
+    }
+    Error error;
+    ASSERT_EQ(state->reset(index_of(slots), 3, {}, &error), LLA_OK) << error.text;
+    position = {0, 0, 0};
+  }
+  EXPECT_GT(both[0], 20);
+  EXPECT_GT(both[1], 10);
 }
 
 }  // namespace
