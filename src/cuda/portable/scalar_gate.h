@@ -491,6 +491,23 @@ __device__ __forceinline__ float fill_decays(const Inputs& in, const Sequence& s
   return fill_decays(gate, write, decays);
 }
 
+// Gate and write strength of a row that the tail keeps: `row` of the call, if it is `fresh`, else place `from_ring` of the
+// history's block.
+__device__ __forceinline__ void store_tail_factors(const Inputs& in, const Sequence& sequence, int head, bool fresh,
+                                                   int64_t row, int64_t from_ring, int64_t block, int64_t ring) {
+  const SlotMemory& state = in.state;
+  float gate = 0, write = 1;
+  if (fresh) {
+    if (in.gate.present()) gate = load_element(in.gate.at(sequence.index, row, head), in.gate.dtype, 0);
+    if (in.write.present()) write = load_element(in.write.at(sequence.index, row, head), in.write.dtype, 0);
+  } else {
+    gate = load_element(state.tail_gate(sequence.history.tail, head, from_ring), LLA_F32, 0);
+    write = load_element(state.tail_write(sequence.history.tail, head, from_ring), LLA_F32, 0);
+  }
+  store_element(state.tail_gate(block, head, ring), LLA_F32, 0, gate);
+  store_element(state.tail_write(block, head, ring), LLA_F32, 0, write);
+}
+
 // Rounds to the type of a state's nodes.
 __device__ __forceinline__ float rounded(int32_t dtype, float x) {
   if (dtype == LLA_F32) return x;

@@ -242,16 +242,7 @@ __global__ void __launch_bounds__(kWalkThreads)
         store_element(to, layout.dtype, i, load_element(from, dtype, i));
       }
       if (keys || threadIdx.x % 32 != 0) continue;
-      float gate = 0, write = 1;
-      if (fresh) {
-        if (in.gate.present()) gate = load_element(in.gate.at(sequence.index, row, head), in.gate.dtype, 0);
-        if (in.write.present()) write = load_element(in.write.at(sequence.index, row, head), in.write.dtype, 0);
-      } else {
-        gate = load_element(state.tail_gate(history.tail, head, from_ring), LLA_F32, 0);
-        write = load_element(state.tail_write(history.tail, head, from_ring), LLA_F32, 0);
-      }
-      store_element(state.tail_gate(plan.block, head, ring), LLA_F32, 0, gate);
-      store_element(state.tail_write(plan.block, head, ring), LLA_F32, 0, write);
+      store_tail_factors(in, sequence, static_cast<int>(head), fresh, row, from_ring, plan.block, ring);
     }
   }
 }

@@ -114,16 +114,7 @@ __device__ __forceinline__ void store_rows(const Inputs& in, const Step& step) {
         store_columns(to, layout.dtype, column, count, x);
       }
       if (step.v0 != 0 || threadIdx.x % 32 != 31) continue;
-      float gate = 0, write = 1;
-      if (fresh) {
-        if (in.gate.present()) gate = load_element(in.gate.at(sequence.index, row, head), in.gate.dtype, 0);
-        if (in.write.present()) write = load_element(in.write.at(sequence.index, row, head), in.write.dtype, 0);
-      } else {
-        gate = load_element(state.tail_gate(history.tail, head, from_ring), LLA_F32, 0);
-        write = load_element(state.tail_write(history.tail, head, from_ring), LLA_F32, 0);
-      }
-      store_element(state.tail_gate(plan.block, head, ring), LLA_F32, 0, gate);
-      store_element(state.tail_write(plan.block, head, ring), LLA_F32, 0, write);
+      store_tail_factors(in, sequence, head, fresh, row, from_ring, plan.block, ring);
     }
   }
 }
