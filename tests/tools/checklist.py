@@ -29,7 +29,7 @@ def main():
         commands = 0
         for command in re.findall(r"`([^`]+)`", proof):
             commands += 1
-            pattern = re.fullmatch(r"ctest -R '(.+)'", command)
+            pattern = re.fullmatch(r"ctest -R \"(.+)\"", command)
             if pattern:
                 # In a table a bar is written with a backslash; each alternative must find a test.
                 for one in alternatives(pattern[1].replace("\\|", "|")):
