@@ -27,6 +27,8 @@ def check_source(path):
         for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", line):
             if "'" in span:
                 yield f"{path.name}:{number}: an apostrophe in `{span}`"
+            if r"\|" in span:
+                yield f"{path.name}:{number}: the backslash before the bar in `{span}` will be seen"
 
 
 def check_page(path):
