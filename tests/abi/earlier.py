@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that were compiled with the headers of earlier revisions run with this library: the example programs of those revisions,
-which prove themselves. The revisions are taken from the clone's history; exit code 77 if it is not there.
+"""Programs that were compiled with the headers of earlier revisions run with this library: the example programs of those
+revisions, which prove themselves. They are taken from the clone's history; exit code 77 if it is not there.
 
-The oldest one is where the interface is promised from; before it structs were still shorter. Each revision at which the interface has
-grown may be added, none removed before the soname changes."""
+The oldest revision is where the interface is promised from; before it structs were still shorter. Each one at which the
+interface has grown may be added, none removed before the soname changes."""
 import argparse
 import os
 import pathlib
@@ -35,7 +35,8 @@ def main():
                 compiled = subprocess.run([options.cc, "-std=c99", f"-I{folder}/include", str(source), "-o", f"{folder}/program",
                                            f"{folder}/liblla.so.0", "-lpthread", "-lm"], capture_output=True, text=True)
                 result = compiled if compiled.returncode else subprocess.run(
-                    [f"{folder}/program"], cwd=folder, env={**os.environ, "LD_LIBRARY_PATH": folder}, capture_output=True, text=True)
+                    [f"{folder}/program"], cwd=folder, env={**os.environ, "LD_LIBRARY_PATH": folder},
+                    capture_output=True, text=True)
                 ran += 1
                 if result.returncode:
                     faults.append(f"{revision} ({what}), {source.stem}: {result.stderr.strip() or result.returncode}")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin for NVIDIA GPUs exports its one function and nothing else, and loads where there is no driver and no toolkit: it needs
-the libraries of the C and C++ run-time alone."""
+"""The plugin for NVIDIA GPUs exports its one function and nothing else, and loads where there is no driver and no toolkit: it
+needs the libraries of the C and C++ run-time alone."""
 import argparse
 import re
 import subprocess
@@ -21,10 +21,12 @@ def main():
     def output(*command):
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
-    exported = {line.split()[-1].split("@")[0] for line in output(options.nm, "-D", "--defined-only", options.library).splitlines()}
+    symbols = output(options.nm, "-D", "--defined-only", options.library).splitlines()
+    exported = {line.split()[-1].split("@")[0] for line in symbols}
     dynamic = output(options.readelf, "-dW", options.library)
     needed = re.findall(r"\(NEEDED\).*\[(.+)\]", dynamic)
-    faults = [f"{name}: exported" for name in sorted(exported - EXPORTED)] + [f"{name}: not exported" for name in EXPORTED - exported]
+    faults = [f"{name}: exported" for name in sorted(exported - EXPORTED)]
+    faults += [f"{name}: not exported" for name in EXPORTED - exported]
     faults += [f"{name}: needed" for name in needed if not NEEDED.fullmatch(name)]
     faults += [f"a path to search: {line.strip()}" for line in dynamic.splitlines() if "RUNPATH" in line or "RPATH" in line]
     if not needed:

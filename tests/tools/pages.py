@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The guides hold nothing that Doxygen reads otherwise than other Markdown readers do; with --html, the pages that it made of them
-show no markup as text."""
+"""The guides hold nothing that Doxygen reads otherwise than other Markdown readers do; with --html, the pages that it made of
+them show no markup as text."""
 import argparse
 import html
 import pathlib
@@ -19,7 +19,7 @@ def sources(root):
 
 
 def check_source(path):
-    # Text between ` and ' is a quotation to Doxygen, however much lies between: the next ` begins a code span that was to end there.
+    # Text between ` and ' is a quotation to Doxygen; the next ` then begins a code span where one was to end.
     text = FENCE.sub(lambda m: "\n" * m[0].count("\n"), path.read_text(encoding="utf-8"))
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("    "):
@@ -32,7 +32,8 @@ def check_source(path):
 
 
 def check_page(path):
-    whole = re.sub(r"<(script|style|pre)\b.*?</\1>|<div class=\"line\">.*?</div>", "", path.read_text(encoding="utf-8"), flags=re.S)
+    whole = path.read_text(encoding="utf-8")
+    whole = re.sub(r"<(script|style|pre)\b.*?</\1>|<div class=\"line\">.*?</div>", "", whole, flags=re.S)
     prose = re.sub(r"<code>.*?</code>", "", whole, flags=re.S)
     for text, patterns in ((whole, OF_PAGES), (prose, OF_SOURCES)):
         text = html.unescape(re.sub(r"<[^>]*>", "", text))
