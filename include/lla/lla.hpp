@@ -414,6 +414,15 @@ class state : public detail::handle<lla_state, lla_state_retain, lla_state_relea
   lla_status length(std::int64_t slot, std::int64_t &position, error &reason) const noexcept {
     return lla_state_length(get(), slot, &position, &reason);
   }
+  /** @brief Takes over the state of another library for one linear layer. @param slot  the slot. @param index  which layer
+   * of the group. @param position  rows that the matrix has seen. @param matrix  [H, dk, dv], any strides; host memory.
+   *  @param reset  whether to empty the slot first: for the first layer that is imported into it.
+   *  @param reason  names the argument. @param stream  of the device, which is waited for.
+   *  @return as lla_state_import_linear(). */
+  lla_status import_linear(std::int64_t slot, std::int64_t index, std::int64_t position, const lla_tensor &matrix,
+                           bool reset, error &reason, void *stream = nullptr) noexcept {
+    return lla_state_import_linear(get(), slot, index, position, &matrix, reset ? 1 : 0, stream, &reason);
+  }
   /** @brief A slot as bytes, sealed. @param slot  the slot. @param name  names model and prompt.
    *  @param image  receives them. @param reason  names the argument. @param stream  of the device, which is waited for.
    *  @return as lla_state_pack(). */
@@ -463,6 +472,10 @@ class state : public detail::handle<lla_state, lla_state_retain, lla_state_relea
     std::int64_t position = 0;
     detail::check([&](error &reason) { return length(slot, position, reason); });
     return position;
+  }
+  void import_linear(std::int64_t slot, std::int64_t index, std::int64_t position, const lla_tensor &matrix, bool reset,
+                     void *stream = nullptr) {
+    detail::check([&](error &reason) { return import_linear(slot, index, position, matrix, reset, reason, stream); });
   }
   host_memory save(std::int64_t slot, const tag &name = {}, void *stream = nullptr) const {
     host_memory image;

@@ -157,6 +157,26 @@ TEST(Wrapper, CollectAndSettle) {
   EXPECT_EQ(lla::batch().faults(), 0u);
 }
 
+TEST(Wrapper, StatesOfOtherLibraries) {
+  Meter meter;
+  const lla::context context = context_of(&meter);
+  Mixer mixer(context, 1, 8);
+  lla::state state({&mixer.layer, 1}, lla::state_desc());
+  std::vector<float> theirs(64, 0.0f);
+  for (size_t i = 0; i < 8; ++i) theirs[i * 8 + (i + 1) % 8] = 2;  // moves what it is multiplied with
+  state.import_linear(0, 0, 70, lla::tensor(theirs.data(), LLA_F32, {1, 8, 8}), true);
+  std::vector<float> q(8), k(8, 0.0f), y(8);
+  for (size_t i = 0; i < 8; ++i) q[i] = static_cast<float>(i);
+  const lla_binding io[] = {lla::bind(LLA_Q, q.data(), {1, 1, 8}), lla::bind(LLA_K, k.data(), {1, 1, 8}),
+                            lla::bind(LLA_V, k.data(), {1, 1, 8}), lla::bind(LLA_Y, y.data(), {1, 1, 8})};
+  state.append(mixer.layer, 0, io);
+  EXPECT_EQ(state.length(0), 71);
+  for (size_t i = 0; i < 8; ++i) EXPECT_EQ(y[(i + 1) % 8], 2 * q[i]);
+  lla::error error;
+  EXPECT_EQ(state.import_linear(0, 0, 70, lla::tensor(theirs.data(), LLA_F32, {8, 8}), true, error), LLA_SHAPE_MISMATCH);
+  EXPECT_EQ(state.length(0), 71);
+}
+
 // Every method that changes slots takes a stream, which a CPU does not have.
 TEST(Wrapper, StreamsAreHandedOn) {
   Meter meter;
