@@ -71,6 +71,34 @@ func same(state *State, a, b int) bool {
 	return bytes.Equal(must(state.Save(a, "")), must(state.Save(b, "")))
 }
 
+func TestStatesOfOtherLibraries(t *testing.T) {
+	_, layer, state, batch := setUp(1)
+	theirs := values(5, dim)
+	matrix := must(TensorOf(theirs, heads, dim, dim))
+	must(0, state.ImportLinear(0, 0, 70, matrix, true))
+	x := values(3, 1)
+	must(0, batch.Plan(state, Append(0, 1)))
+	y := forward(layer, batch, x)
+	must(0, state.Commit(batch))
+	for h := 0; h < heads; h++ {
+		for j := 0; j < dim; j++ {
+			expected := float32(0)
+			for i := 0; i < dim; i++ {
+				expected += x[h*dim+i] * (theirs[(h*dim+i)*dim+j] + x[h*dim+i]*x[h*dim+j])
+			}
+			if difference := expected - y[h*dim+j]; difference > 1e-6 || difference < -1e-6 {
+				t.Errorf("head %d, %d: %v, not %v", h, j, y[h*dim+j], expected)
+			}
+		}
+	}
+	refused(t, PositionMismatch, state.ImportLinear(0, 0, 3, matrix, false))
+	refused(t, ShapeMismatch, state.ImportLinear(0, 0, 3, must(NewTensor(dim, dim)), true))
+	refused(t, NullPointer, state.ImportLinear(0, 0, 3, nil, true))
+	if length := must(state.Length(0)); length != 71 {
+		t.Errorf("stands at %d", length)
+	}
+}
+
 func TestDraftsForksAndSnapshots(t *testing.T) {
 	_, layer, state, batch := setUp(4)
 	add(layer, state, batch, 0, 0, 100)

@@ -118,6 +118,22 @@ func (s *State) Truncate(slot, position int) error {
 	})
 }
 
+// ImportLinear takes over the state of another library for one linear layer: a matrix [H, dk, dv] that has seen position rows.
+// reset empties the slot first; it is for the first layer that is imported into it.
+func (s *State) ImportLinear(slot, layer, position int, matrix *Tensor, reset bool) error {
+	if matrix == nil || matrix.block.pointer == nil {
+		return fail(NullPointer, "the matrix is nil or closed")
+	}
+	var first C.int32_t
+	if reset {
+		first = 1
+	}
+	defer runtime.KeepAlive(matrix)
+	return s.call(func(h *C.lla_state, e *C.lla_error) C.lla_status {
+		return C.lla_state_import_linear(h, C.int64_t(slot), C.int64_t(layer), C.int64_t(position), &matrix.raw, first, nil, e)
+	})
+}
+
 // Save gives a slot as bytes, sealed with a checksum and a tag of up to 64 bytes that names model and prompt.
 func (s *State) Save(slot int, tag string) ([]byte, error) {
 	var size C.size_t

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -42,6 +43,19 @@ bool read_size(const json& value, uint64_t* out) {
   return true;
 }
 
+// Copies elements between memory and a file, which is little-endian; the two directions are the same.
+void copy_elements(void* to, const void* from, size_t bytes, size_t element) {
+  if (bytes == 0) return;
+  if constexpr (std::endian::native == std::endian::little) {
+    std::memcpy(to, from, bytes);
+  } else {
+    const auto* source = static_cast<const unsigned char*>(from);
+    for (size_t i = 0; i < bytes; i += element) {
+      std::reverse_copy(source + i, source + i + element, static_cast<unsigned char*>(to) + i);
+    }
+  }
+}
+
 struct Span {
   uint64_t begin = 0, end = 0;
   const std::string* name = nullptr;
@@ -61,7 +75,8 @@ Span read_entry(const std::string& name, const json& entry, std::string_view dat
       std::find_if(std::begin(kTypes), std::end(kTypes), [&](const TypeName& t) { return type_name == t.name; });
   if (found == std::end(kTypes)) bad("element type '" + type_name.substr(0, 20) + "' is not supported");
   if (!shape.is_array() || shape.size() > kMaxRank) bad("shape is no list of at most 16 sizes");
-  uint64_t bytes = lla_dtype_size(found->dtype);
+  const size_t element = lla_dtype_size(found->dtype);
+  uint64_t bytes = element;
   bool empty = false;
   std::vector<int64_t> dims;
   for (const json& size : shape) {
@@ -87,7 +102,7 @@ Span read_entry(const std::string& name, const json& entry, std::string_view dat
   out->dtype = found->dtype;
   out->shape = std::move(dims);
   out->bytes.resize(bytes);
-  if (bytes) std::memcpy(out->bytes.data(), data.data() + span.begin, bytes);
+  copy_elements(out->bytes.data(), data.data() + span.begin, out->bytes.size(), element);
   return span;
 }
 
@@ -183,7 +198,9 @@ std::string format_safetensors(const TensorFile& file) {
   for (int i = 0; i < 8; ++i) out.push_back(static_cast<char>((text.size() >> (8 * i)) & 255));
   out += text;
   for (const auto& [name, tensor] : file.tensors) {
-    out.append(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size());
+    out.resize(out.size() + tensor.bytes.size());
+    copy_elements(out.data() + out.size() - tensor.bytes.size(), tensor.bytes.data(), tensor.bytes.size(),
+                  lla_dtype_size(tensor.dtype));
   }
   return out;
 }

@@ -24,6 +24,7 @@ GATE_LOG, GATE_SOFTPLUS = 0, 1
 WRITE_NONE, WRITE_READY, WRITE_SIGMOID, WRITE_TWO_SIGMOID, WRITE_STEP = range(5)
 NORM_NONE, NORM_GATE_FIRST, NORM_NORM_FIRST = range(3)
 STATE_VALUE, STATE_GRADIENT = 0, 1
+PART_NODE, PART_NODE_DECAY, PART_ABSORBED, PART_TAIL_K, PART_TAIL_V, PART_TAIL_GATE, PART_TAIL_WRITE, PART_CONV = range(1, 9)
 FORWARD, BACKWARD = 1, 2
 TAG_SIZE = 64
 
@@ -278,6 +279,20 @@ class State:
 
     def truncate(self, slot, position):
         _call("lla_state_truncate", self, _i64(slot), _i64(position), None)
+
+    def import_linear(self, slot, position, matrix, layer_index=0, reset=True):
+        """A state as other libraries keep it: matrix [H, dk, dv] of a linear layer that has seen `position` rows. `reset` empties
+        the slot first; it is for the first layer that is imported into it."""
+        binding = _bindings({"x": matrix})
+        _call("lla_state_import_linear", self, _i64(slot), _i64(layer_index), _i64(position), ctypes.byref(binding[0].tensor),
+              _i32(reset), None)
+
+    def read(self, slot, part, shape, index=0, layer_index=0, dtype=np.float32):
+        """A part LLA_PART_... of a slot's history as a new array of the shape that state.h says."""
+        array = np.empty(shape, dtype)
+        binding = _bindings({"x": array})
+        _call("lla_state_read", self, _i64(slot), _i64(layer_index), _i32(part), _i64(index), ctypes.byref(binding[0].tensor), None)
+        return array
 
     def save(self, slot, tag=b""):
         """The slot as bytes, with a tag that names model and prompt."""

@@ -7,9 +7,9 @@
  * returns a status. Where exceptions are enabled each has a twin without that argument (constructors for create()) which
  * throws lla::failure instead, and returns what the other one hands out by reference.
  *
- * Handles are references as in the C interface: copying one retains, destroying one releases, in any order and on any thread.
- * get() gives the C handle, for everything that has no method here. A moved-from or default-constructed handle is NULL, which
- * every call refuses with LLA_NULL_POINTER.
+ * Handles are references as in the C interface: copying one retains, destroying one releases, in any order and on any
+ * thread. get() gives the C handle, for everything that has no method here. A moved-from or default-constructed handle is
+ * NULL, which every call refuses with LLA_NULL_POINTER.
  */
 #ifndef LLA_LLA_HPP
 #define LLA_LLA_HPP
@@ -201,6 +201,12 @@ template <class T>
 lla_index indices(const T *data) noexcept {
   return {data, detail::element<T>::dtype, LLA_HOST};
 }
+/** @brief The same in memory of the device: of a plan that the device makes, or of counts that it knows. @param data  as for
+ *  indices(). @return the index. */
+template <class T>
+lla_index device_indices(const T *data) noexcept {
+  return {data, detail::element<T>::dtype, LLA_DEVICE};
+}
 
 /** @brief LLA_TAG_SIZE bytes that name model and prompt in a saved slot. */
 struct tag {
@@ -218,7 +224,7 @@ class host_memory {
   /** @brief Replaces what it held. @param bytes  size. @param alignment  a power of two. @param reason  says why not.
    *  @return LLA_OK, LLA_OUT_OF_MEMORY. */
   lla_status allocate(std::size_t bytes, std::size_t alignment, error &reason) noexcept {
-    void *made = ::operator new(bytes ? bytes : 1, std::align_val_t{alignment}, std::nothrow);
+    void *made = ::operator new (bytes ? bytes : 1, std::align_val_t{alignment}, std::nothrow);
     if (!made) return detail::no_memory(reason);
     memory_ = {static_cast<char *>(made), release(bytes, alignment)};
     return LLA_OK;
@@ -232,7 +238,7 @@ class host_memory {
   struct release {
     std::size_t size, alignment;
     release(std::size_t bytes, std::size_t made_with) noexcept : size(bytes), alignment(made_with) {}
-    void operator()(char *memory) const noexcept { ::operator delete(memory, std::align_val_t{alignment}); }
+    void operator()(char *memory) const noexcept { ::operator delete (memory, std::align_val_t{alignment}); }
   };
   std::unique_ptr<char, release> memory_{nullptr, release(0, 1)};
 };
@@ -339,7 +345,12 @@ class layer : public detail::handle<lla_layer, lla_layer_retain, lla_layer_relea
 #endif
 };
 
-/** @brief Histories of many sequences (slots) for a group of layers; see state.h. Disjoint slots: any threads at once. */
+/**
+ * @brief Histories of many sequences (slots) for a group of layers; see state.h. Disjoint slots: any threads at once.
+ *
+ * On a device every change to slots is work on a stream: the last argument of the calls here, and for a batch the stream of
+ * its plan. Without one it is the device's default stream; on the CPU there is none.
+ */
 class state : public detail::handle<lla_state, lla_state_retain, lla_state_release> {
  public:
   state() noexcept = default;
@@ -368,51 +379,72 @@ class state : public detail::handle<lla_state, lla_state_retain, lla_state_relea
    * @return as lla_state_commit().
    */
   inline lla_status commit(batch &step, lla_index accepted, error &reason) noexcept;
+  /**
+   * @brief Lets the host's record catch up with a commit that happened on the device; see lla_state_settle().
+   * @param step      committed; after batch::collect(), if the device planned it.
+   * @param accepted  the counts, unless they were collected; default (lla_index()) none.
+   * @param reason    names the entry.
+   * @return as lla_state_settle().
+   */
+  inline lla_status settle(batch &step, lla_index accepted, error &reason) noexcept;
   /** @brief Plans, appends and commits rows to one slot of a state of one layer. For first programs: it allocates.
    *  @param only     the layer. @param slot  the slot. @param io  inputs and outputs. @param weights  weights.
-   *  @param reason   names the argument. @return as lla_append(). */
-  lla_status append(const layer &only, std::int64_t slot, bindings io, bindings weights, error &reason) noexcept {
-    return lla_append(only.get(), get(), slot, io.data(), io.size(), weights.data(), weights.size(), nullptr, &reason);
+   *  @param reason   names the argument. @param stream  of the device. @return as lla_append(). */
+  lla_status append(const layer &only, std::int64_t slot, bindings io, bindings weights, error &reason,
+                    void *stream = nullptr) noexcept {
+    return lla_append(only.get(), get(), slot, io.data(), io.size(), weights.data(), weights.size(), stream, &reason);
   }
   /** @brief Copies a slot's history to another slot. @param source  the slot. @param target  receives it.
-   *  @param reason  names the argument. @return as lla_state_fork(). */
-  lla_status fork(std::int64_t source, std::int64_t target, error &reason) noexcept {
-    return lla_state_fork(get(), indices(&source), indices(&target), 1, nullptr, &reason);
+   *  @param reason  names the argument. @param stream  of the device. @return as lla_state_fork(). */
+  lla_status fork(std::int64_t source, std::int64_t target, error &reason, void *stream = nullptr) noexcept {
+    return lla_state_fork(get(), indices(&source), indices(&target), 1, stream, &reason);
   }
   /** @brief Empties a slot. @param slot  the slot. @param position  where it shall stand.
-   *  @param reason  names the argument. @return as lla_state_reset(). */
-  lla_status clear(std::int64_t slot, std::int64_t position, error &reason) noexcept {
-    return lla_state_reset(get(), indices(&slot), 1, indices(&position), nullptr, &reason);
+   *  @param reason  names the argument. @param stream  of the device. @return as lla_state_reset(). */
+  lla_status clear(std::int64_t slot, std::int64_t position, error &reason, void *stream = nullptr) noexcept {
+    return lla_state_reset(get(), indices(&slot), 1, indices(&position), stream, &reason);
   }
   /** @brief Takes rows back. @param slot  the slot. @param position  the new position.
-   *  @param reason  names the argument. @return as lla_state_truncate(). */
-  lla_status truncate(std::int64_t slot, std::int64_t position, error &reason) noexcept {
-    return lla_state_truncate(get(), slot, position, nullptr, &reason);
+   *  @param reason  names the argument. @param stream  of the device. @return as lla_state_truncate(). */
+  lla_status truncate(std::int64_t slot, std::int64_t position, error &reason, void *stream = nullptr) noexcept {
+    return lla_state_truncate(get(), slot, position, stream, &reason);
   }
   /** @brief Position of a slot. @param slot  the slot. @param position  receives it.
    *  @param reason  names the argument. @return as lla_state_length(). */
   lla_status length(std::int64_t slot, std::int64_t &position, error &reason) const noexcept {
     return lla_state_length(get(), slot, &position, &reason);
   }
+  /** @brief Takes over the state of another library for one linear layer. @param slot  the slot. @param index  which layer
+   * of the group. @param position  rows that the matrix has seen. @param matrix  [H, dk, dv], any strides; host memory.
+   *  @param reset  whether to empty the slot first: for the first layer that is imported into it.
+   *  @param reason  names the argument. @param stream  of the device, which is waited for.
+   *  @return as lla_state_import_linear(). */
+  lla_status import_linear(std::int64_t slot, std::int64_t index, std::int64_t position, const lla_tensor &matrix,
+                           bool reset, error &reason, void *stream = nullptr) noexcept {
+    return lla_state_import_linear(get(), slot, index, position, &matrix, reset ? 1 : 0, stream, &reason);
+  }
   /** @brief A slot as bytes, sealed. @param slot  the slot. @param name  names model and prompt.
-   *  @param image  receives them. @param reason  names the argument. @return as lla_state_pack(). */
-  lla_status save(std::int64_t slot, const tag &name, host_memory &image, error &reason) const noexcept {
+   *  @param image  receives them. @param reason  names the argument. @param stream  of the device, which is waited for.
+   *  @return as lla_state_pack(). */
+  lla_status save(std::int64_t slot, const tag &name, host_memory &image, error &reason,
+                  void *stream = nullptr) const noexcept {
     std::size_t bytes = 0;
     host_memory made;
     lla_status status = lla_state_export_size(get(), slot, &bytes, &reason);
     if (status == LLA_OK) status = made.allocate(bytes, alignof(std::max_align_t), reason);
-    if (status == LLA_OK) status = lla_state_pack(get(), slot, made.data(), bytes, nullptr, &reason);
+    if (status == LLA_OK) status = lla_state_pack(get(), slot, made.data(), bytes, stream, &reason);
     if (status == LLA_OK) status = lla_state_seal(made.data(), bytes, name.bytes, &reason);
     if (status == LLA_OK) image = std::move(made);
     return status;
   }
   /** @brief Checks what save() gave, and replaces a slot by it. @param slot  the slot. @param image  bytes from anywhere.
-   *  @param name  the tag that they must carry. @param reason  says what is wrong.
+   *  @param name  the tag that they must carry. @param reason  says what is wrong. @param stream  of the device.
    *  @return as lla_state_check() and lla_state_unpack(). */
-  lla_status load(std::int64_t slot, array_ref<char> image, const tag &name, error &reason) noexcept {
+  lla_status load(std::int64_t slot, array_ref<char> image, const tag &name, error &reason,
+                  void *stream = nullptr) noexcept {
     const std::size_t bytes = static_cast<std::size_t>(image.size());
     const lla_status status = lla_state_check(image.data(), bytes, name.bytes, nullptr, &reason);
-    return status == LLA_OK ? lla_state_unpack(get(), slot, image.data(), bytes, nullptr, &reason) : status;
+    return status == LLA_OK ? lla_state_unpack(get(), slot, image.data(), bytes, stream, &reason) : status;
   }
 #ifdef __cpp_exceptions
   state(array_ref<layer> layers, const lla_state_desc &description) {
@@ -421,35 +453,43 @@ class state : public detail::handle<lla_state, lla_state_retain, lla_state_relea
   void commit(batch &step, lla_index accepted = {}) {
     detail::check([&](error &reason) { return commit(step, accepted, reason); });
   }
-  void append(const layer &only, std::int64_t slot, bindings io, bindings weights = {}) {
-    detail::check([&](error &reason) { return append(only, slot, io, weights, reason); });
+  void settle(batch &step, lla_index accepted = {}) {
+    detail::check([&](error &reason) { return settle(step, accepted, reason); });
   }
-  void fork(std::int64_t source, std::int64_t target) {
-    detail::check([&](error &reason) { return fork(source, target, reason); });
+  void append(const layer &only, std::int64_t slot, bindings io, bindings weights = {}, void *stream = nullptr) {
+    detail::check([&](error &reason) { return append(only, slot, io, weights, reason, stream); });
   }
-  void clear(std::int64_t slot, std::int64_t position = 0) {
-    detail::check([&](error &reason) { return clear(slot, position, reason); });
+  void fork(std::int64_t source, std::int64_t target, void *stream = nullptr) {
+    detail::check([&](error &reason) { return fork(source, target, reason, stream); });
   }
-  void truncate(std::int64_t slot, std::int64_t position) {
-    detail::check([&](error &reason) { return truncate(slot, position, reason); });
+  void clear(std::int64_t slot, std::int64_t position = 0, void *stream = nullptr) {
+    detail::check([&](error &reason) { return clear(slot, position, reason, stream); });
+  }
+  void truncate(std::int64_t slot, std::int64_t position, void *stream = nullptr) {
+    detail::check([&](error &reason) { return truncate(slot, position, reason, stream); });
   }
   std::int64_t length(std::int64_t slot) const {
     std::int64_t position = 0;
     detail::check([&](error &reason) { return length(slot, position, reason); });
     return position;
   }
-  host_memory save(std::int64_t slot, const tag &name = {}) const {
+  void import_linear(std::int64_t slot, std::int64_t index, std::int64_t position, const lla_tensor &matrix, bool reset,
+                     void *stream = nullptr) {
+    detail::check([&](error &reason) { return import_linear(slot, index, position, matrix, reset, reason, stream); });
+  }
+  host_memory save(std::int64_t slot, const tag &name = {}, void *stream = nullptr) const {
     host_memory image;
-    detail::check([&](error &reason) { return save(slot, name, image, reason); });
+    detail::check([&](error &reason) { return save(slot, name, image, reason, stream); });
     return image;
   }
-  void load(std::int64_t slot, array_ref<char> image, const tag &name = {}) {
-    detail::check([&](error &reason) { return load(slot, image, name, reason); });
+  void load(std::int64_t slot, array_ref<char> image, const tag &name = {}, void *stream = nullptr) {
+    detail::check([&](error &reason) { return load(slot, image, name, reason, stream); });
   }
 #endif
 };
 
-/** @brief The rows of a step, with the memory that planning and computing them needs. One thread at a time; not copied. */
+/** @brief The rows of a step, with the memory that planning and computing them needs. One thread at a time; not copied. A
+ * batch whose commit happened on the device is settled before it goes: slots and later commits wait for it. */
 class batch {
  public:
   batch() noexcept = default;
@@ -492,10 +532,18 @@ class batch {
    *  @param stream  of the device; also for the calls with this plan. @return as lla_batch_plan(). */
   lla_status plan(const state &history, const lla_rows &step, error &reason, void *stream = nullptr) noexcept {
     const lla_status status = lla_batch_plan(object_, history.get(), &step, stream, &reason);
-    if (status != LLA_BUSY) history_ = status == LLA_OK ? history : state();  // the old plan's state lives until here
+    if (status == LLA_BUSY) return status;            // the plan that it has stays
+    history_ = status == LLA_OK ? history : state();  // the old plan's state lives until here
     stream_ = stream;
     return status;
   }
+  /** @brief Brings to the host what the device found out; waits for the stream. @param reason  says why not. @param stream
+   * to wait for; the work of the batch must be before it there, or have finished. @return as lla_batch_collect(). */
+  lla_status collect(error &reason, void *stream) noexcept { return lla_batch_collect(object_, stream, &reason); }
+  /** @brief The same on the stream of the plan. @param reason  says why not. @return as lla_batch_collect(). */
+  lla_status collect(error &reason) noexcept { return collect(reason, stream_); }
+  /** @brief What was wrong in values that only the device could see. @return bits LLA_FAULT_...; see lla_batch_faults(). */
+  std::uint32_t faults() const noexcept { return lla_batch_faults(object_); }
   /** @brief Drops the plan. */
   void discard() noexcept { lla_batch_discard(object_); }
   /** @brief The C handle. @return NULL before create(). */
@@ -510,6 +558,10 @@ class batch {
   void plan(const state &history, const lla_rows &step, void *stream = nullptr) {
     detail::check([&](error &reason) { return plan(history, step, reason, stream); });
   }
+  void collect(void *stream) {
+    detail::check([&](error &reason) { return collect(reason, stream); });
+  }
+  void collect() { collect(stream_); }
 #endif
 
  private:
@@ -551,8 +603,8 @@ lla_status layer::forward(batch &step, bindings io, bindings weights, std::int64
   return lla_layer_forward(get(), &call, &reason);
 }
 
-lla_status layer::backward(batch &step, bindings io, bindings weights, bindings outputs, bindings gradients, std::int64_t index,
-                           error &reason) const noexcept {
+lla_status layer::backward(batch &step, bindings io, bindings weights, bindings outputs, bindings gradients,
+                           std::int64_t index, error &reason) const noexcept {
   const lla_status status = step.reserve(*this, LLA_PASS_BACKWARD, reason);
   if (status != LLA_OK) return status;
   sized<lla_backward_args> call;
@@ -575,6 +627,10 @@ lla_status layer::backward(batch &step, bindings io, bindings weights, bindings 
 
 lla_status state::commit(batch &step, lla_index accepted, error &reason) noexcept {
   return lla_state_commit(get(), step.object_, accepted, step.stream_, &reason);
+}
+
+lla_status state::settle(batch &step, lla_index accepted, error &reason) noexcept {
+  return lla_state_settle(get(), step.object_, accepted, nullptr, &reason);
 }
 
 }  // namespace lla

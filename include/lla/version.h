@@ -19,7 +19,7 @@
 #define LLA_VERSION_PATCH 0
 /** The three numbers as text. */
 #define LLA_VERSION_STRING "0.1.0"
-/** Number of the binary interface; the soname is `liblla.so.<LLA_ABI_VERSION>`. */
+/** Number of the binary interface, with which the soname ends: liblla.so.0. */
 #define LLA_ABI_VERSION 0
 
 LLA_BEGIN_DECLS

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Operations on vectors of floats: sums in a fixed order, scaled sums, exponential and what is made from it.
+#include <cfloat>
 #include <cstdint>
 
 #undef HWY_TARGET_INCLUDE
@@ -45,9 +46,16 @@ HWY_INLINE V exp_of(V x) {
   const D d;
   const hn::RebindToSigned<D> di;
   const V clamped = hn::Min(hn::Max(x, hn::Set(d, -104.0f)), hn::Set(d, 89.0f));
+  const V log2_e = hn::Set(d, 0x1.715476p+0f);
+#if FLT_EVAL_METHOD == 0
   const V magic = hn::Set(d, 0x1.8p23f);  // rounds to an integer and leaves it in the low bits
-  const V shifted = hn::MulAdd(clamped, hn::Set(d, 0x1.715476p+0f), magic);
+  const V shifted = hn::MulAdd(clamped, log2_e, magic);
   const V n = hn::Sub(shifted, magic);
+  const auto exponent = hn::Sub(hn::BitCast(di, shifted), hn::BitCast(di, magic));
+#else  // a sum is kept with more bits than a float has, and nothing is rounded
+  const auto exponent = hn::NearestInt(hn::Mul(clamped, log2_e));
+  const V n = hn::ConvertTo(d, exponent);
+#endif
   V r = hn::NegMulAdd(n, hn::Set(d, 0x1.63p-1f), clamped);
   r = hn::NegMulAdd(n, hn::Set(d, -0x1.bd0106p-13f), r);
   V q = hn::Set(d, 0x1.6d117cp-10f);
@@ -57,7 +65,6 @@ HWY_INLINE V exp_of(V x) {
   q = hn::MulAdd(q, r, hn::Set(d, 0.5f));
   const V e = hn::Add(hn::MulAdd(hn::Mul(r, r), q, r), hn::Set(d, 1.0f));
   // 2^n in two factors, for n from -150 to 128.
-  const auto exponent = hn::Sub(hn::BitCast(di, shifted), hn::BitCast(di, magic));
   const auto first = hn::ShiftRight<1>(exponent);
   const auto second = hn::Sub(exponent, first);
   const auto bias = hn::Set(di, 127);
@@ -65,7 +72,7 @@ HWY_INLINE V exp_of(V x) {
   const V scale2 = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(second, bias)));
   V y = hn::Mul(hn::Mul(e, scale1), scale2);
   y = hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -0x1.5d589ep+6f)), y);  // ln(2^-126)
-  return hn::IfThenElse(hn::Eq(x, x), y, x);                         // NaN stays
+  return hn::IfThenElse(hn::Eq(x, x), y, x);                          // NaN stays
 }
 
 HWY_INLINE V sigmoid_of(V x) {

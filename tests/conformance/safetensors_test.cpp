@@ -52,6 +52,14 @@ TEST(Safetensors, ReadsWhatItWrote) {
   EXPECT_THROW(again.at("missing"), lm::Error);
 }
 
+TEST(Safetensors, FilesAreLittleEndianEverywhere) {
+  lm::TensorFile file;
+  file.tensors["a"] = lm::Tensor::of({1, -2}, LLA_F32, {2});
+  const std::string bytes = lm::format_safetensors(file);
+  EXPECT_EQ(bytes.substr(bytes.size() - 8), std::string("\0\0\x80\x3f\0\0\0\xc0", 8));
+  EXPECT_EQ(lm::parse_safetensors(bytes, "test").at("a").f32()[1], -2.0f);
+}
+
 TEST(Safetensors, RefusesWhatIsWrongAndSaysWhy) {
   const std::string four(4, '\0'), eight(8, '\0');
   const auto one = [](const std::string& entry) { return "{\"a\":" + entry + "}"; };
@@ -107,7 +115,7 @@ TEST(Safetensors, EveryTruncationIsRefused) {
 TEST(Safetensors, MutatedFilesAreRefusedOrConsistent) {
   const std::string bytes = lm::format_safetensors(sample());
   size_t header = 0;
-  std::memcpy(&header, bytes.data(), 8);
+  for (size_t i = 8; i-- > 0;) header = header << 8 | static_cast<unsigned char>(bytes[i]);
   lm::Random random(20240607, 1);
   constexpr char kUseful[] = "0123456789[]{}\":,-.eFBI_ \0\xff\\";
   int refused = 0;

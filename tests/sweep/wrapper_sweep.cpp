@@ -124,4 +124,87 @@ TEST(Wrapper, WorkspacesThatCannotGrow) {
   EXPECT_EQ(meter.outstanding, 0);
 }
 
+// Calls for plans and commits of a device: on the CPU, where the host knows everything, they only check their order, and
+// index arrays of a device are refused.
+TEST(Wrapper, CollectAndSettle) {
+  Meter meter;
+  const lla::context context = context_of(&meter);
+  const Mixer mixer(context, 1, 8);
+  lla::state state({&mixer.layer, 1}, lla::state_desc()), other({&mixer.layer, 1}, lla::state_desc());
+  lla::batch batch(context, limits());
+  lla::error error;
+  EXPECT_EQ(batch.collect(error), LLA_BUSY);
+  EXPECT_EQ(state.settle(batch, {}, error), LLA_BUSY);
+  EXPECT_THROW(batch.collect(), lla::failure);
+  EXPECT_THROW(state.settle(batch), lla::failure);
+
+  const std::int32_t slots[] = {0}, accepted[] = {0};
+  lla::rows rows;
+  rows.sequences = 1;
+  rows.rows_per_sequence = kRows;
+  rows.slot_in = lla::device_indices(slots);
+  EXPECT_EQ(batch.plan(state, rows, error), LLA_INVALID_ARGUMENT) << error.text;
+  rows.slot_in = lla::indices(slots);
+  batch.plan(state, rows);
+  batch.collect();
+  EXPECT_EQ(batch.faults(), 0u);
+  EXPECT_EQ(state.settle(batch, {}, error), LLA_BUSY) << error.text;  // not committed
+  state.commit(batch, lla::indices(accepted));
+  batch.collect(nullptr);
+  EXPECT_EQ(other.settle(batch, {}, error), LLA_STATE_INCOMPATIBLE) << error.text;
+  state.settle(batch);
+  EXPECT_EQ(state.length(0), 0);
+  EXPECT_EQ(lla::batch().faults(), 0u);
+}
+
+TEST(Wrapper, StatesOfOtherLibraries) {
+  Meter meter;
+  const lla::context context = context_of(&meter);
+  Mixer mixer(context, 1, 8);
+  lla::state state({&mixer.layer, 1}, lla::state_desc());
+  std::vector<float> theirs(64, 0.0f);
+  for (size_t i = 0; i < 8; ++i) theirs[i * 8 + (i + 1) % 8] = 2;  // moves what it is multiplied with
+  state.import_linear(0, 0, 70, lla::tensor(theirs.data(), LLA_F32, {1, 8, 8}), true);
+  std::vector<float> q(8), k(8, 0.0f), y(8);
+  for (size_t i = 0; i < 8; ++i) q[i] = static_cast<float>(i);
+  const lla_binding io[] = {lla::bind(LLA_Q, q.data(), {1, 1, 8}), lla::bind(LLA_K, k.data(), {1, 1, 8}),
+                            lla::bind(LLA_V, k.data(), {1, 1, 8}), lla::bind(LLA_Y, y.data(), {1, 1, 8})};
+  state.append(mixer.layer, 0, io);
+  EXPECT_EQ(state.length(0), 71);
+  for (size_t i = 0; i < 8; ++i) EXPECT_EQ(y[(i + 1) % 8], 2 * q[i]);
+  lla::error error;
+  EXPECT_EQ(state.import_linear(0, 0, 70, lla::tensor(theirs.data(), LLA_F32, {8, 8}), true, error), LLA_SHAPE_MISMATCH);
+  EXPECT_EQ(state.length(0), 71);
+}
+
+// Every method that changes slots takes a stream, which a CPU does not have.
+TEST(Wrapper, StreamsAreHandedOn) {
+  Meter meter;
+  const lla::context context = context_of(&meter);
+  Mixer mixer(context, 1, 8);
+  lla::state_desc description;
+  description.slots = 2;
+  lla::state state({&mixer.layer, 1}, description);
+  const lla_binding io[] = {lla::bind(LLA_Q, mixer.x.data(), {kRows, 1, 8}), lla::bind(LLA_K, mixer.x.data(), {kRows, 1, 8}),
+                            lla::bind(LLA_V, mixer.x.data(), {kRows, 1, 8}),
+                            lla::bind(LLA_Y, mixer.y.data(), {kRows, 1, 8})};
+  state.append(mixer.layer, 0, io);
+  const lla::host_memory image = state.save(0);
+  lla::batch batch(context, limits());
+  lla::rows rows;
+  rows.sequences = 1;
+  void* stream = &rows;
+  EXPECT_THROW(state.append(mixer.layer, 0, io, {}, stream), lla::failure);
+  EXPECT_THROW(state.fork(0, 1, stream), lla::failure);
+  EXPECT_THROW(state.clear(0, 0, stream), lla::failure);
+  EXPECT_THROW(state.truncate(0, kRows, stream), lla::failure);
+  EXPECT_THROW(state.save(0, {}, stream), lla::failure);
+  EXPECT_THROW(state.load(1, image, {}, stream), lla::failure);
+  EXPECT_THROW(batch.plan(state, rows, stream), lla::failure);
+  EXPECT_EQ(state.length(0), kRows);
+  EXPECT_EQ(state.length(1), 0);
+  state.load(1, image);
+  EXPECT_EQ(state.length(1), kRows);
+}
+
 }  // namespace

@@ -2,6 +2,8 @@
 // Reads golden vectors (safetensors files) for unit tests: every tensor as doubles with its shape, and the metadata.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -50,7 +52,10 @@ inline int64_t element_size(const std::string& dtype) {
 
 inline double element(const std::string& dtype, const char* bytes) {
   const auto as = [bytes](auto value) {
-    std::memcpy(&value, bytes, sizeof(value));
+    char copy[sizeof(value)];  // the file is little-endian
+    std::memcpy(copy, bytes, sizeof(value));
+    if (std::endian::native == std::endian::big) std::reverse(copy, copy + sizeof(value));
+    std::memcpy(&value, copy, sizeof(value));
     return value;
   };
   if (dtype == "F64") return as(double{});
@@ -71,12 +76,13 @@ inline File read(const std::string& path) {
   }
   const std::vector<char> bytes((std::istreambuf_iterator<char>(stream)), std::istreambuf_iterator<char>());
   uint64_t header_bytes = 0;
-  if (bytes.size() >= 8) std::memcpy(&header_bytes, bytes.data(), 8);
+  for (size_t i = std::min<size_t>(8, bytes.size()); i-- > 0;)
+    header_bytes = header_bytes << 8 | static_cast<unsigned char>(bytes[i]);
   if (bytes.size() < 8 || header_bytes > bytes.size() - 8) {
     file.error = "no header in " + path;
     return file;
   }
-  const char* data = bytes.data() + 8 + header_bytes;
+  const char* data = bytes.data() + 8 + static_cast<size_t>(header_bytes);
   const uint64_t data_bytes = bytes.size() - 8 - header_bytes;
   const nlohmann::json header = nlohmann::json::parse(bytes.data() + 8, data, nullptr, false);
   if (!header.is_object()) {

@@ -196,6 +196,17 @@ impl Slot {
         })
     }
 
+    /// Takes over the state of another library for one linear layer: a matrix `[H, dk, dv]`, of any role and strides, that has
+    /// seen `position` rows. `reset` empties the slot first; it is for the first layer that is imported into it.
+    pub fn import_linear(&mut self, layer_index: usize, position: usize, matrix: &View<'_>, reset: bool) -> Result<()> {
+        let (state, layer_index, position) = (self.state.raw(), int(layer_index)?, int(position)?);
+        let (matrix, reset) = (matrix.tensor(), i32::from(reset));
+        check(|error| unsafe {
+            let stream = ptr::null_mut();
+            sys::lla_state_import_linear(state, self.number, layer_index, position, matrix, reset, stream, error)
+        })
+    }
+
     /// The history of all layers as bytes, sealed with a checksum.
     pub fn save(&self, tag: &Tag) -> Result<Vec<u8>> {
         let (state, mut bytes) = (self.state.raw(), 0);

@@ -167,6 +167,10 @@ impl<'a> View<'a> {
         }
         Ok(View { binding, data: PhantomData })
     }
+
+    pub(crate) fn tensor(&self) -> &sys::lla_tensor {
+        &self.binding.tensor
+    }
 }
 
 impl<'a> ViewMut<'a> {

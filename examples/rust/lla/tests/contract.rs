@@ -138,6 +138,34 @@ fn drafts_forks_and_snapshots() {
 }
 
 #[test]
+fn states_of_other_libraries() {
+    let context = context();
+    let layer = layer(&context);
+    let mut batch = batch(&context);
+    let (_, mut slots) = State::new(&[&layer], &StateDescription::default()).unwrap();
+    let slot = &mut slots[0];
+    let theirs = rows(5, DIM); // [H, dv, dk], read as [H, dk, dv]
+    let matrix = View::strided(Role::X, &theirs, &[HEADS, DIM, DIM], &[DIM * DIM, 1, DIM]).unwrap();
+    slot.import_linear(0, 70, &matrix, true).unwrap();
+    let x = rows(3, 1);
+    let mut step = batch.plan([Sequence::append(slot, 1)]).unwrap();
+    let y = forward(&mut step, &layer, &x).unwrap();
+    step.commit().unwrap();
+    assert_eq!(slot.position().unwrap(), 71);
+    for h in 0..HEADS {
+        let row = &x[h * DIM..][..DIM];
+        for j in 0..DIM {
+            let expected: f32 = (0..DIM).map(|i| row[i] * (theirs[(h * DIM + j) * DIM + i] + row[i] * row[j])).sum();
+            assert!((y[h * DIM + j] - expected).abs() < 1e-6);
+        }
+    }
+    assert_eq!(slot.import_linear(0, 3, &matrix, false).unwrap_err().name(), "LLA_POSITION_MISMATCH");
+    let short = View::new(Role::X, &theirs[..DIM], &[1, DIM, 1]).unwrap();
+    assert_eq!(slot.import_linear(0, 3, &short, true).unwrap_err().name(), "LLA_SHAPE_MISMATCH");
+    assert_eq!(slot.position().unwrap(), 71);
+}
+
+#[test]
 fn errors_name_what_was_wrong() {
     let context = context();
     let layer = layer(&context);

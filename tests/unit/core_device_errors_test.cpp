@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a device that breaks does to a caller: a stand-in for one, in host memory, of which every single call fails in turn.
+// And a process that was forked, to which no device belongs.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <functional>
+#include <utility>
+
+#include "capi/handles.h"
+#include "core_testing.h"
+
+using namespace core_testing;
+
+namespace {
+
+int64_t calls = 0, fail_at = -1;  // of functions that can fail
+bool breaks() { return calls++ == fail_at; }
+int32_t result() { return breaks() ? LLA_DEVICE_ERROR : LLA_OK; }
+
+const Plugin& device() {
+  static const Plugin made = [] {
+    Plugin p{};
+    p.name = "stand-in";
+    p.enter = [](int32_t, int32_t* previous) {
+      *previous = 7;
+      return result();
+    };
+    p.leave = [](int32_t previous) { EXPECT_EQ(previous, 7); };
+    p.allocate = [](size_t bytes) -> void* { return breaks() ? nullptr : std::aligned_alloc(64, (bytes + 64) / 64 * 64); };
+    p.release = [](void* memory) { std::free(memory); };
+    p.copy = [](void* to, const void* from, size_t bytes, void*) {
+      const int32_t status = result();
+      if (status == LLA_OK && bytes) std::memcpy(to, from, bytes);
+      return status;
+    };
+    p.upload = p.copy;
+    p.clear = [](void* at, size_t bytes, void*) {
+      const int32_t status = result();
+      if (status == LLA_OK && bytes) std::memset(at, 0, bytes);
+      return status;
+    };
+    p.wait = [](void*) { return result(); };
+    p.reaches = [](const void*) { return true; };
+    p.put_records = [](SlotImage* records, const int32_t* slots, const SlotImage* images, int64_t count, void*) {
+      const int32_t status = result();
+      for (int64_t i = 0; status == LLA_OK && i < count; ++i) records[slots[i]] = images[i];
+      return status;
+    };
+    p.describe_error = [](char* text, size_t capacity) { std::snprintf(text, capacity, "it broke"); };
+    return p;
+  }();
+  return made;
+}
+
+// The kernels of the reference backend as ones that are launched: each runs at once, whole.
+constexpr size_t kMostKernels = 32;
+template <size_t kNumber>
+int32_t launch(const void* problem, const Limits& limits, char* scratch, void*) {
+  if (breaks()) return LLA_DEVICE_ERROR;
+  const Kernel& kernel = reference_backend().kernels[kNumber];
+  Need need;
+  kernel.measure(problem, limits, &need);
+  std::vector<char> own(static_cast<size_t>(need.per_thread) + 1);
+  for (int32_t phase = 0; phase < kernel.phases(problem); ++phase) {
+    for (int64_t task = 0; task < kernel.tasks(problem, phase); ++task)
+      kernel.run(problem, limits, {scratch, own.data()}, phase, task);
+  }
+  return LLA_OK;
+}
+template <size_t... kNumbers>
+const Backend& backend(std::index_sequence<kNumbers...>) {
+  static const auto kernels = [] {
+    std::vector<Kernel> made(reference_backend().kernels, reference_backend().kernels + reference_backend().kernel_count);
+    decltype(&launch<0>) launches[] = {&launch<kNumbers>...};
+    EXPECT_LE(made.size(), kMostKernels);
+    for (size_t i = 0; i < made.size(); ++i) made[i].launch = launches[i];
+    return made;
+  }();
+  static const Backend made = {"stand-in", "none", LLA_F32, kernels.data(), static_cast<int64_t>(kernels.size())};
+  return made;
+}
+
+// A context whose device is the stand-in.
+ContextPointer context_of_device() {
+  ContextPointer context = reference_context();
+  context->backend = &backend(std::make_index_sequence<kMostKernels>());
+  context->device = &device();
+  context->process = static_cast<int32_t>(getpid());
+  return context;
+}
+
+constexpr int64_t kRows = 70, kHeads = 1, kWidth = 4;  // a chunk and a tail
+
+// The life of a state on the device: calls that can fail, in their order, and what comes out.
+struct Life {
+  ContextPointer owner = context_of_device();
+  lla_context* context = capi::wrap(owner.get());
+  lla_layer* layer = nullptr;
+  lla_state* state = nullptr;
+  lla_batch* batch = nullptr;
+  lla_batch_limits limits = LLA_BATCH_LIMITS_INIT;
+  lla_rows rows = LLA_ROWS_INIT;
+  std::unique_ptr<void, decltype(&std::free)> batch_memory{nullptr, &std::free}, workspace{nullptr, &std::free};
+  void* plan_memory = nullptr;
+  size_t plan_bytes = 0, workspace_bytes = 0;
+  std::vector<float> x, y;
+  std::vector<char> image;
+  const std::vector<int64_t> zero = {0}, one = {1};
+
+  Life() {
+    for (int64_t i = 0; i < kRows * kHeads * kWidth; ++i) x.push_back(static_cast<float>(i * 31 % 101) / 300);
+    y.resize(x.size());
+    limits.max_sequences = 1;
+    limits.max_rows = kRows;
+    rows.sequences = 1;
+    rows.rows_per_sequence = kRows;
+  }
+  ~Life() {
+    lla_batch_discard(batch);
+    lla_state_release(state);
+    lla_layer_release(layer);
+    lla_device_release(context, plan_memory, plan_bytes);
+  }
+  lla_binding bind(lla_role role, std::vector<float>& data) {
+    return lla_bind(role, lla_tensor_of(data.data(), LLA_F32, kRows, kHeads, kWidth, -1));
+  }
+  lla_status forward(lla_error* error) {
+    const lla_binding io[] = {bind(LLA_Q, x), bind(LLA_K, x), bind(LLA_V, x), bind(LLA_Y, y)};
+    lla_forward_args call = LLA_FORWARD_ARGS_INIT;
+    call.batch = batch;
+    call.state = state;
+    call.io = io;
+    call.io_count = 4;
+    call.workspace = workspace.get();
+    call.workspace_bytes = workspace_bytes;
+    return lla_layer_forward(layer, &call, error);
+  }
+  void prepare_host() {
+    lla_layer_desc d = LLA_LAYER_DESC_INIT;
+    d.kind = LLA_LAYER_MIXER;
+    d.mixer = LLA_DELTA_RULE;
+    d.heads = kHeads;
+    d.key_dim = d.value_dim = kWidth;
+    Error error;
+    ASSERT_EQ(lla_layer_create(context, &d, &layer, &error), LLA_OK) << error.text;
+    size_t bytes = 0;
+    ASSERT_EQ(lla_batch_size(context, &limits, &bytes, nullptr, &error), LLA_OK) << error.text;
+    batch_memory.reset(std::aligned_alloc(64, (bytes + 64) / 64 * 64));
+    ASSERT_EQ(lla_batch_init(context, &limits, batch_memory.get(), bytes, &batch, &error), LLA_OK) << error.text;
+    ASSERT_EQ(lla_batch_device_size(context, &limits, &plan_bytes, nullptr, &error), LLA_OK) << error.text;
+    ASSERT_EQ(lla_layer_workspace(layer, &limits, LLA_PASS_FORWARD, &workspace_bytes, nullptr, &error), LLA_OK)
+        << error.text;
+    workspace.reset(std::aligned_alloc(64, (workspace_bytes + 64) / 64 * 64));
+  }
+  using Call = std::function<lla_status(lla_error*)>;
+  std::vector<std::pair<const char*, Call>> steps() {
+    lla_state_desc description = LLA_STATE_DESC_INIT;
+    description.slots = 2;
+    const lla_index none{};
+    return {
+        {"device_allocate", [this](lla_error* e) { return lla_device_allocate(context, plan_bytes, &plan_memory, e); }},
+        {"bind_device", [this](lla_error* e) { return lla_batch_bind_device(batch, plan_memory, plan_bytes, e); }},
+        {"state_create",
+         [this, description](lla_error* e) { return lla_state_create(&layer, 1, &description, nullptr, 0, &state, e); }},
+        {"plan", [this](lla_error* e) { return lla_batch_plan(batch, state, &rows, nullptr, e); }},
+        {"forward", [this](lla_error* e) { return forward(e); }},
+        {"collect", [this](lla_error* e) { return lla_batch_collect(batch, nullptr, e); }},
+        {"commit", [this, none](lla_error* e) { return lla_state_commit(state, batch, none, nullptr, e); }},
+        {"fork", [this](lla_error* e) { return lla_state_fork(state, index_of(zero), index_of(one), 1, nullptr, e); }},
+        {"truncate", [this](lla_error* e) { return lla_state_truncate(state, 1, kRows - 2, nullptr, e); }},
+        {"pack",
+         [this](lla_error* e) {
+           size_t bytes = 0;
+           const lla_status status = lla_state_export_size(state, 0, &bytes, e);
+           image.resize(bytes);
+           return status == LLA_OK ? lla_state_pack(state, 0, image.data(), bytes, nullptr, e) : status;
+         }},
+        {"reset", [this, none](lla_error* e) { return lla_state_reset(state, index_of(zero), 1, none, nullptr, e); }},
+        {"unpack",
+         [this](lla_error* e) {
+           const char tag[LLA_TAG_SIZE] = {};
+           const lla_status status = lla_state_seal(image.data(), image.size(), tag, e);
+           return status == LLA_OK ? lla_state_unpack(state, 0, image.data(), image.size(), nullptr, e) : status;
+         }},
+        {"copy", [this](lla_error* e) { return lla_device_copy(context, y.data(), y.data(), 4, nullptr, e); }},
+        {"wait", [this](lla_error* e) { return lla_device_wait(context, nullptr, e); }},
+    };
+  }
+};
+
+TEST(DeviceErrors, EveryCallThatFailsIsToldAndMayBeRepeated) {
+  std::vector<float> expected;
+  std::vector<char> image;
+  int64_t count = 0;
+  for (int64_t at = -1; at < count || at < 0; ++at) {
+    Life life;
+    fail_at = -1;
+    life.prepare_host();
+    calls = 0;
+    fail_at = at;
+    int failures = 0;
+    for (const auto& [name, call] : life.steps()) {
+      Error error;
+      lla_status status = call(&error);
+      if (status != LLA_OK) {
+        ++failures;
+        EXPECT_TRUE(status == LLA_DEVICE_ERROR || status == LLA_OUT_OF_DEVICE_MEMORY) << name << " " << status;
+        EXPECT_EQ(error.code, status) << name;
+        EXPECT_NE(std::strstr(error.text, status == LLA_DEVICE_ERROR ? "it broke" : "no memory"), nullptr) << error.text;
+        fail_at = -1;
+        status = call(&error);  // nothing was done by halves
+      }
+      ASSERT_EQ(status, LLA_OK) << name << " after call " << at << ": " << error.text;
+    }
+    EXPECT_EQ(failures, at < 0 ? 0 : 1) << "call " << at;
+    fail_at = -1;
+    if (at < 0) {
+      count = calls;
+      expected = life.y;
+      image = life.image;
+      EXPECT_GT(count, 20);
+    }
+    EXPECT_EQ(life.y, expected) << at;
+    EXPECT_EQ(life.image, image) << at;
+  }
+}
+
+TEST(DeviceErrors, AForkHasNoDevice) {
+  Life life;
+  fail_at = -1;
+  life.prepare_host();
+  const auto steps = life.steps();
+  for (const auto& [name, call] : steps) {
+    Error error;
+    ASSERT_EQ(call(&error), LLA_OK) << name << ": " << error.text;
+  }
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    int wrong = 0;
+    for (const auto& [name, call] : steps) {
+      Error error;
+      if (std::strcmp(name, "bind_device") == 0 || std::strcmp(name, "commit") == 0) continue;  // host alone; needs a plan
+      const lla_status status = call(&error);
+      if (status == LLA_FORKED && std::strstr(error.text, "fork")) continue;
+      std::fprintf(stderr, "%s in a fork: %s (%s)\n", name, lla_status_name(status), error.text);
+      ++wrong;
+    }
+    _exit(wrong);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status;
+}
+
+}  // namespace
