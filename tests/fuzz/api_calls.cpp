@@ -4,13 +4,13 @@
 // text, writes nothing when it fails, and in the end every byte has gone back.
 #include <algorithm>
 
+#include "api_device.h"
 #include "api_shapes.h"
 
 namespace {
 
 using fuzz::Bindings;
 using fuzz::Block;
-using fuzz::Crew;
 using fuzz::Input;
 using fuzz::kMostBytes;
 using fuzz::Shape;
@@ -21,7 +21,7 @@ constexpr int64_t kContexts = 2, kLayers = 4, kStates = 2, kBatches = 2;
 
 struct Held {
   fuzz::Meter meter;
-  Crew crew;
+  fuzz::Crew crew;
   lla_context* context = nullptr;
 };
 
@@ -70,7 +70,7 @@ struct Run {
     h.crew.refuse_at = in.one_in(4) ? 1 + in.below(20) : 0;
     lla_context_options options = LLA_CONTEXT_OPTIONS_INIT;
     lla_allocator allocator = h.meter.hook();
-    lla_parallel parallel{sizeof parallel, h.crew.threads, 0, Crew::run, &h.crew};
+    lla_parallel parallel{sizeof parallel, h.crew.threads, 0, fuzz::Crew::run, &h.crew};
     lla_log log{sizeof log, LLA_LOG_INFO, 0,
                 [](lla_log_level level, const char* text, void*) {
                   PROMISE(level >= LLA_LOG_ERROR && level <= LLA_LOG_INFO && text && !std::strchr(text, '\n'));
@@ -407,20 +407,11 @@ struct Run {
     }
     if (in.one_in(4)) (in.one_in(2) ? io : weights).spoil(in);
     const std::vector<char> before = fingerprint(s);
-    const ShortOfMemory shortage(l.held->meter, in);
+    const fuzz::ShortOfMemory shortage(l.held->meter, in);
     const lla_status status = FUZZ_CALL(lla_append(l.layer, s.state, in.index(slots(s)), io.data(), io.size(),
                                                    weights.data(), weights.size(), nullptr, &error));
     if (status != LLA_OK) PROMISE(fingerprint(s) == before);
   }
-  // For one call the allocator may refuse the next but few.
-  struct ShortOfMemory {
-    ShortOfMemory(fuzz::Meter& m, Input& in) : meter(m), before(m.fail_at) {
-      if (in.one_in(3)) meter.fail_at = meter.count + 1 + in.below(3);
-    }
-    ~ShortOfMemory() { meter.fail_at = before; }
-    fuzz::Meter& meter;
-    int64_t before;
-  };
 
   // ---- contents of states -----------------------------------------------------------------------------------------------
   void slots_call(const HeldState& s) {
@@ -522,7 +513,12 @@ struct Run {
       case 0:
         return make_context(static_cast<int>(pick(kContexts)));
       case 1:
-        return in.one_in(4) ? release_context(static_cast<int>(pick(kContexts))) : (void)0;
+        if (in.one_in(4)) return release_context(static_cast<int>(pick(kContexts)));
+        return fuzz::device_calls(b.batch   ? b.context
+                                  : held[0] ? held[0]->context
+                                            : nullptr,
+                                  b.batch, b.limits,
+                                  in.left());  // no byte of its own: those behind keep their meaning
       case 2:
       case 3:
         return make_layer(layers[pick(kLayers)]);
