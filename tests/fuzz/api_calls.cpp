@@ -56,8 +56,9 @@ struct Run {
   HeldBatch batches[kBatches];
 
   Run(const uint8_t* data, size_t size) : in(data, size) {}
-
   int64_t pick(int64_t n) { return in.below(n); }
+  // Some keys of each object, others for other inputs: asking for all of them takes as long as the rest.
+  bool asks(int key) const { return (in.left() + static_cast<size_t>(key + 1)) % 4 == 0; }
 
   // ---- contexts ---------------------------------------------------------------------------------------------------------
   void make_context(int i) {
@@ -89,7 +90,7 @@ struct Run {
     if (in.one_in(30)) allocator.release = nullptr;
     const lla_status status = FUZZ_CALL(lla_context_create(&options, &h.context, &error));
     PROMISE((status == LLA_OK) == (h.context != nullptr));
-    if (status != LLA_OK) PROMISE(h.meter.outstanding == 0);
+    PROMISE(status == LLA_OK || h.meter.outstanding == 0);
     if (status != LLA_OK) return;
     h.crew.threads = parallel.max_threads;
     held[i] = &h;
@@ -97,7 +98,9 @@ struct Run {
     for (int key = -1; key < 9; ++key) {
       size_t size = in.one_in(3) ? pick(12) : sizeof text;
       const size_t given = size;
-      const lla_status asked = FUZZ_CALL(lla_context_query(h.context, key, in.one_in(5) ? nullptr : text, &size, &error));
+      char* const to = in.one_in(5) ? nullptr : text;
+      if (!asks(key)) continue;
+      const lla_status asked = FUZZ_CALL(lla_context_query(h.context, key, to, &size, &error));
       PROMISE(asked == LLA_OK || asked == LLA_INVALID_ARGUMENT || (asked == LLA_BUFFER_TOO_SMALL && size > given));
     }
   }
@@ -123,8 +126,9 @@ struct Run {
     char text[300];
     for (int key = -1; key < 9; ++key) {
       size_t size = in.one_in(3) ? pick(12) : sizeof text;
-      (void)FUZZ_CALL(
-          lla_layer_query(l.layer, key, in.one_in(4) ? in.number() : 0, in.one_in(5) ? nullptr : text, &size, &error));
+      const int64_t index = in.one_in(4) ? in.number() : 0;
+      char* const to = in.one_in(5) ? nullptr : text;
+      if (asks(key)) (void)FUZZ_CALL(lla_layer_query(l.layer, key, index, to, &size, &error));
     }
   }
 
