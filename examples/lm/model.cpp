@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "error.h"
 #include "safetensors.h"
 
 namespace lm {
@@ -105,7 +106,12 @@ void Model::fetch_gradients() {
 Checkpoint load_checkpoint(const std::string& folder) {
   Checkpoint checkpoint;
   TensorFile file = read_safetensors(folder + "/model.safetensors");
-  checkpoint.config = read_config(read_file(folder + "/config.json"), file.tensors);
+  const std::string config = folder + "/config.json", text = read_file(config);
+  try {
+    checkpoint.config = read_config(text, file.tensors);
+  } catch (const Error& e) {
+    throw Error(config + ": " + e.what());
+  }
   checkpoint.tensors = std::move(file.tensors);
   checkpoint.metadata = std::move(file.metadata);
   check_parameters(checkpoint.config, checkpoint.tensors);

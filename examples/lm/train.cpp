@@ -91,16 +91,21 @@ struct Resumed {
 
 Resumed load_training(const std::string& folder, Plan* plan) {
   Resumed r;
-  r.file = read_safetensors(folder + "/training.safetensors");
+  const std::string path = folder + "/training.safetensors";
+  r.file = read_safetensors(path);
   for (const auto& [name, tensor] : r.file.tensors) {
     if (name.rfind("weight.", 0) == 0) r.weights[name.substr(7)] = tensor;
   }
-  r.config = read_config(r.file.meta("config"), r.weights);
+  try {
+    r.config = read_config(r.file.meta("config"), r.weights);
+  } catch (const Error& e) {
+    throw Error(path + ": " + e.what());
+  }
   try {
     plan->from_json(json::parse(r.file.meta("plan")));
     r.step = std::stoll(r.file.meta("step"));
   } catch (const std::exception&) {
-    throw Error(folder + "/training.safetensors: its plan cannot be read");
+    throw Error(path + ": its plan cannot be read");
   }
   return r;
 }

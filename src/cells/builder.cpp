@@ -47,14 +47,14 @@ Size header_bytes(const Layer& layer) {
 
 }  // namespace
 
-Builder::Builder(const Layer& l, const Limits& limits, int64_t step)
+Builder::Builder(const Layer& l, const Limits& limits, const char** names)
     : layer(l),
       d(l.description),
       measuring(true),
       backend_(*l.context->backend),
       limits_(limits),
       used_(header_bytes(l)),
-      wanted_step_(step) {}
+      names_(names) {}
 
 Builder::Builder(const Layer& l, const Batch& planned, int64_t layer_index, Program* program)
     : layer(l),

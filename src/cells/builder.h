@@ -53,8 +53,8 @@ void each_view(RowsFill& p, F f) {
 
 class Builder {
  public:
-  // Measures. `step` >= 0: also looks the name of that step's kernel up.
-  Builder(const Layer& layer, const Limits& limits, int64_t step = -1);
+  // Measures. `names`: room for kMaxSteps names, which receives those of the steps' kernels; null: nobody asks.
+  Builder(const Layer& layer, const Limits& limits, const char** names = nullptr);
   // Builds into `program`; the rows begin right after it.
   Builder(const Layer& layer, const Batch& batch, int64_t layer_index, Program* program);
   // Runs on a device: every step is put on the stream as it is added. `measured` knows where the scratch begins.
@@ -88,7 +88,9 @@ class Builder {
   void add(Op op, P problem) {
     if (measuring) {
       const Kernel* kernel = measure(op, problem);
-      if (kernel && steps_++ == wanted_step_) step_name_ = kernel->name;
+      if (!kernel) return;
+      if (names_ && steps_ < kMaxSteps) names_[steps_] = kernel->name;
+      ++steps_;
     } else {
       build(op, problem);
     }
@@ -112,7 +114,6 @@ class Builder {
   int64_t saved_bytes() const { return saved_; }
   int64_t row_bytes() const { return row_bytes_; }  // of intermediates, per row
   int64_t steps() const { return steps_; }
-  const char* step_name() const { return step_name_; }
   // Building: the scratch sizes that were measured.
   void reserve(const Builder& measured);
 
@@ -165,8 +166,7 @@ class Builder {
   bool missing_ = false;
   Op missing_op_{};
   int64_t total_ = 0, saved_ = 0, row_bytes_ = 0, steps_ = 0;
-  int64_t wanted_step_ = -1;
-  const char* step_name_ = nullptr;
+  const char** names_ = nullptr;
 };
 
 }  // namespace lla

@@ -19,13 +19,13 @@ void log_kernels(const Layer& layer) {
   if (!context.log.write) return;
   const bool is_reference = std::strcmp(context.backend->name, "reference") == 0;
   for (const lla_pass pass : {LLA_PASS_FORWARD, LLA_PASS_BACKWARD}) {
-    for (int64_t i = 0; i < step_count(layer, pass); ++i) {
-      const char* kernel = step_kernel(layer, pass, i);
-      if (!kernel) continue;
-      const bool fallback = !is_reference && std::strncmp(kernel, "reference.", 10) == 0;
+    const char* names[kMaxSteps];
+    const int64_t count = step_kernels(layer, pass, names);
+    for (int64_t i = 0; i < count; ++i) {
+      const bool fallback = !is_reference && std::strncmp(names[i], "reference.", 10) == 0;
       char line[160];
       std::snprintf(line, sizeof line, "layer: %s step %lld: %s", pass == LLA_PASS_FORWARD ? "forward" : "backward",
-                    static_cast<long long>(i), kernel);
+                    static_cast<long long>(i), names[i]);
       context.write_log(fallback ? LLA_LOG_WARNING : LLA_LOG_INFO, line);
     }
   }

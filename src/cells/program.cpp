@@ -2,6 +2,7 @@
 // Programs: measured from the description, checked and built for a call, asked about, and run.
 #include "cells/program.h"
 
+#include <algorithm>
 #include <atomic>
 #include <new>
 
@@ -302,16 +303,20 @@ lla_status run_program(const Context& context, Program* program, lla_error* erro
   return LLA_OK;
 }
 
-const char* step_kernel(const Layer& layer, lla_pass pass, int64_t index) noexcept {
-  if (index < 0 || (pass != LLA_PASS_FORWARD && pass != LLA_PASS_BACKWARD)) return nullptr;
-  Builder b(layer, kSmallest, index);
-  if (measure(b, pass, nullptr) != LLA_OK) return nullptr;
-  return b.step_name();
+int64_t step_kernels(const Layer& layer, lla_pass pass, const char* (&names)[kMaxSteps]) noexcept {
+  if (pass != LLA_PASS_FORWARD && pass != LLA_PASS_BACKWARD) return 0;
+  Builder b(layer, kSmallest, names);
+  return measure(b, pass, nullptr) == LLA_OK ? std::min<int64_t>(b.steps(), kMaxSteps) : 0;
 }
 
 int64_t step_count(const Layer& layer, lla_pass pass) noexcept {
-  Builder b(layer, kSmallest);
-  return measure(b, pass, nullptr) == LLA_OK ? b.steps() : 0;
+  const char* names[kMaxSteps];
+  return step_kernels(layer, pass, names);
+}
+
+const char* step_kernel(const Layer& layer, lla_pass pass, int64_t index) noexcept {
+  const char* names[kMaxSteps];
+  return index >= 0 && index < step_kernels(layer, pass, names) ? names[index] : nullptr;
 }
 
 int64_t intermediate_bytes_per_row(const Layer& layer) noexcept {

@@ -69,9 +69,11 @@ lla_status run_backward(const Layer& layer, const lla_backward_args& arguments, 
 lla_status run_program(const Context& context, Program* program, lla_error* error) noexcept;
 int64_t task_count(const Program& program, int64_t phase) noexcept;
 void run_task(Program* program, int64_t phase, int64_t task, int32_t thread) noexcept;
-// Names of the kernels that forward and backward consist of; null if `index` is out of range.
-const char* step_kernel(const Layer& layer, lla_pass pass, int64_t index) noexcept;
+// The kernels that forward or backward consists of: how many, and their names in one go. 0 if there is no such pass.
+int64_t step_kernels(const Layer& layer, lla_pass pass, const char* (&names)[kMaxSteps]) noexcept;
 int64_t step_count(const Layer& layer, lla_pass pass) noexcept;
+// One of the names; null if `index` is out of range.
+const char* step_kernel(const Layer& layer, lla_pass pass, int64_t index) noexcept;
 int64_t intermediate_bytes_per_row(const Layer& layer) noexcept;
 
 }  // namespace lla

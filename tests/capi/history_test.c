@@ -316,7 +316,7 @@ static void replayable_batches(void **unused) {
 }
 
 /* Snapshots at places of the caller's choice in one long append are what stopping there gives, all of them from one pass. */
-/* Probe H8. */
+/* Probes H8, S14. */
 static void snapshots_of_a_long_prompt(void **unused) {
   enum { kRows = 2100, kStops = 5 };
   static const int64_t at[kStops] = {576, 1024, 1500, 2047, 2048}, slots[kStops] = {1, 2, 3, 4, 5};
@@ -350,7 +350,7 @@ static void snapshots_of_a_long_prompt(void **unused) {
 }
 
 /* A caller whose count of rows disagrees with a restored slot is told, before anything is computed twice. */
-/* Probes H1, H2. */
+/* Probes H1, H2, H14. */
 static void restored_slots_know_their_position(void **unused) {
   static const int64_t slot = 1, wrong[4] = {260, 299, 301, 0}, right = 300;
   lla_rows rows = LLA_ROWS_INIT;

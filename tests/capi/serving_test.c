@@ -56,7 +56,7 @@ static void check_ragged(rig *r, const int64_t *slots, const int64_t *counts, in
   free(bystander);
 }
 
-/* Probes D11, G1, G2, G3, L2, S2, S3. */
+/* Probes D11, G1, G2, G3, L2, S2, S3, S9, S10. */
 static void ragged_batches(void **unused) {
   static const int64_t lengths[5] = {0, 1, 63, 64, 5000};
   static const int64_t slots[6] = {0, 1, -1, 2, 3, 4}, seeds[6] = {10, 11, 99, 12, 13, 14};
@@ -363,7 +363,7 @@ static void check_close_outputs(const rig *r, int64_t row, const char *expected,
 
 /* Lengths at which chunks merge, all up to 33 chunks, and their neighbours: a prompt of that length, then one row, is what one
  * long prompt gives; so is decoding all the way. */
-/* Probes F7, S1. */
+/* Probes A4, F7, S1. */
 static void every_carry(void **unused) {
   enum { kRows = 33 * 64 + 2 };
   rig whole, pieces, decode;

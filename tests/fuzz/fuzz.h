@@ -98,6 +98,16 @@ struct Meter {
   }
 };
 
+// For one call the allocator may refuse the next but few.
+struct ShortOfMemory {
+  ShortOfMemory(Meter& m, Input& in) : meter(m), before(m.fail_at) {
+    if (in.one_in(3)) meter.fail_at = meter.count + 1 + in.below(3);
+  }
+  ~ShortOfMemory() { meter.fail_at = before; }
+  Meter& meter;
+  int64_t before;
+};
+
 // The caller's threads: tasks in odd orders, on odd workers, now and then not all of them.
 struct Crew {
   int32_t threads = 1;

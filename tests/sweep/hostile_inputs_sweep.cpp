@@ -324,7 +324,7 @@ TEST(HostileInputs, NothingToDo) {
   }
 }
 
-// Probes I2, I3, I6, S13.
+// Probes I2, I3, I6, S9, S10, S13, S14.
 TEST(HostileInputs, HeadsAndWidths) {
   for (lla_mixer kind : {LLA_SCALAR_GATE, LLA_DELTA_RULE}) {
     for (int64_t heads : {1, 3, 9, 17, 48, 63}) {
@@ -441,7 +441,7 @@ TEST(HostileInputs, HugeStrides) {
   }
 }
 
-// Probe L1.
+// Probes A7, L1.
 TEST(HostileInputs, RepeatsAndThreads) {
   const Context pool = sweep::make_context(LLA_BACKEND_CPU, 3);
   for (const lla_layer_desc& d : zoo(8)) {

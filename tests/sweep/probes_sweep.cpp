@@ -97,7 +97,7 @@ void expect_no_drift(const std::vector<double>& errors, double bound, const std:
   EXPECT_LE(std::max(errors[6], errors[7]), 2 * std::max(errors[0], errors[1])) << what;
 }
 
-// A5: 131 072 rows, no file and no table of pairs; with λ = 1 they are the linear model.
+// A5: 131 072 rows, no file and no table of pairs; with λ = 1 they are the linear model. Probes S9, S10.
 TEST(Probes, A5_LongSequences) {
   for (const lla_mixer mixer : kMixers) {
     MixerCase c = case_of(mixer, true, 1, 8, 8);

@@ -46,7 +46,7 @@ class Split : public testing::TestWithParam<MixerCase> {
   Buffer one_pass_;
 };
 
-// Probe F1.
+// Probes F1, S10.
 TEST_P(Split, EveryCutOf130Rows) {
   Runner runner(context_.get(), layer_.get());
   double worst = 0;
