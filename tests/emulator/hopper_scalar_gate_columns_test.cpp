@@ -27,6 +27,7 @@ std::vector<Options> cases() {
   Options slice = log;
   slice.heads = 11, slice.key_dim = 64, slice.value_dim = 24, slice.parts = {{140, 250}, {9, 5}};
   slice.part_begin = 1, slice.part_count = 1;
+  slice.boxes = false;
   slice.factor_type = LLA_F16;
   Options narrow = log;
   narrow.heads = 4, narrow.groups = 4, narrow.key_dim = 40, narrow.value_dim = 64, narrow.levels = 9, narrow.absorb = true;

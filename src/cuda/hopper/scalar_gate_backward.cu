@@ -162,6 +162,9 @@ int32_t launch_piece(const MixerBackward& p, char* scratch, void* stream) {
   };
   if (status == LLA_OK) status = make_map(nodes_view(in.nodes_memory), &in.nodes);
   if (status == LLA_OK) status = make_map(nodes_view(in.grads_memory), &in.grads);
+  in.dv_boxes = p.dv.present() && !p.dv.accumulate && can_copy(p.dv, shape.value_dim, batch.total_rows, shape.heads);
+  if (status == LLA_OK && in.dv_boxes)
+    status = make_map(rows_view(p.dv, shape.value_dim, batch.total_rows, shape.heads, kWarpRows), &in.dv_rows);
 
   for (int begin = 0; begin < parts.count && status == LLA_OK; begin += in.part_count) {
     const int group_end = (begin / parts.of_group + 1) * parts.of_group;

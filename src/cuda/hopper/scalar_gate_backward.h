@@ -21,6 +21,7 @@
 
 namespace lla::cuda::hopper {
 
+constexpr int kWarpRows = 16;     // of a product
 constexpr int kBundle = 8;        // heads of a group whose dq and dk one block of threads sums up in registers
 constexpr int kMostEntries = 16;  // nodes that a block reads at most: sequences have up to 2^21 rows
 // Readers of a node go in pieces of so many blocks, aligned; of nodes of higher levels, their sums are put together later.
@@ -53,11 +54,13 @@ struct BlockFactors {
 struct BackwardParameters {
   CUtensorMap q, k, v, dy;   // as in SweepParameters: boxes of 64 columns and 128 rows
   CUtensorMap nodes, grads;  // of the scratch below, as rows of 64 columns: boxes of 64 columns and key_dim (padded) rows
+  CUtensorMap dv_rows;       // boxes of 64 columns and a warp's 16 rows; only where `dv_boxes`
   MixerShape shape;
   BatchView batch;
   View gate, write, lambda;
   View dq, dk, dv, dgate, dwrite, dlambda;  // absent: not wanted
   bool linear = false;
+  bool dv_boxes = false;  // dv can be written by the copy engine
 
   int64_t places = 0;  // of blocks, of all sequences; some stay empty
   int64_t blocks = 1;  // that a sequence touches at most

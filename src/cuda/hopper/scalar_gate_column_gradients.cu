@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scalar gate backward on Hopper: what the rows of a block get as sources, dk, dv and dwrite, and what others read of them.
-// The mirror of the forward within a block: rows of the products here are sources.
+// The mirror of the forward within a block: rows of the products here are sources. Sources of the first half are read by all
+// rows, so that they are twice the work: what the second half's rows read of them is weighed by the second warpgroup.
 #include "cuda/hopper/capability.h"
 #include "cuda/hopper/register_budget.h"
 #include "cuda/hopper/scalar_gate_backward.h"
@@ -19,7 +20,7 @@ constexpr int kGroupRegisters[3] = {40, 232, 232};
 static_assert(registers_suffice(kGroupRegisters), "more registers than a block has");
 
 // Shared memory: q and k stay for all heads of a part, and so do scores, which do not depend on the head: each thread has
-// its own ones, of one half of the rows or of both. The rest comes for each head.
+// its own ones. The rest comes for each head.
 template <int kKeyDim>
 struct ColumnLayout {
   using RowTile = SwizzledTile<kBlock, kKeyDim>;     // q, k: [row][dk]
@@ -28,18 +29,26 @@ struct ColumnLayout {
   static constexpr uint32_t kQ = 0, kK = RowTile::kBytes, kHeads = 2 * RowTile::kBytes;
   static constexpr uint32_t kV = 0, kDy = ValueTile::kBytes, kNode = 2 * ValueTile::kBytes;  // in a stage
   static constexpr uint32_t kStageBytes = kNode + NodeTile::kBytes;
-  static constexpr uint32_t kSources = kHeads + kHeadStages * kStageBytes;
+  // Between the warpgroups: of the first half's sources with the second half's rows, weights and gradients of scores, and what
+  // is read of each source.
+  using AcrossTile = SwizzledTile<kHalf, kHalf>;
+  static constexpr uint32_t kWeights = kHeads + kHeadStages * kStageBytes, kGradients = kWeights + AcrossTile::kBytes;
+  static constexpr uint32_t kOthers = kGradients + AcrossTile::kBytes;
+  static constexpr uint32_t kSources = kOthers + kHalf * 4;
+  // Scores of a half with itself: a warp has no rows before its sources. Behind them, those across.
   static constexpr uint32_t kScores = kSources + kHeadStages * sizeof(SourceFactors);
-  static constexpr uint32_t kScoreBytes = 128 * sizeof(float[32]);  // 64 x 64
-  static constexpr uint32_t kBarriers = kScores + 3 * kScoreBytes;
-  static constexpr uint32_t kBytes = kBarriers + 64;
+  static constexpr uint32_t kOwnBytes = (8 + 6 + 4 + 2) * 32 * sizeof(float4);
+  static constexpr uint32_t kScoresAcross = kScores + 2 * kOwnBytes;
+  static constexpr uint32_t kBarriers = kScoresAcross + 128 * sizeof(float[32]);
+  static constexpr uint32_t kBytes = kBarriers + 128;
 };
 
 struct ColumnBarriers {
   Barrier rows_full, rows_free;  // q and k
   Barrier full[kHeadStages], sources_full[kHeadStages], free[kHeadStages];
+  Barrier across_full, across_free;
 };
-static_assert(sizeof(ColumnBarriers) <= 64, "place is kept for them");
+static_assert(sizeof(ColumnBarriers) <= 128, "place is kept for them");
 
 // Task: a block and a part of the heads.
 __device__ __forceinline__ bool find_task(const BackwardParameters& in, int64_t number, BlockOfRows* block, int* part) {
@@ -133,7 +142,7 @@ struct ColumnSweep {
   char* shared;
   ColumnBarriers* barriers;
   const int half, warp, lane;  // half: the warpgroup, whose sources these are; warp: of the warpgroup
-  Turn stage;
+  Turn stage, across;
   uint32_t phase = 0;       // of q and k
   float keys[kKeyDim / 2];  // dk, of all heads so far
 
@@ -195,10 +204,10 @@ struct ColumnSweep {
     commit_products();
   }
 
-  // Of the sources with the rows of half `part`: k q^T.
-  __device__ __forceinline__ void issue_scores(Sums& scores, int part) const {
-    const uint64_t k = operand<RowTile>(shared + Layout::kK, Major::kDepth, kHalf * half, 0);
-    const uint64_t q = operand<RowTile>(shared + Layout::kQ, Major::kDepth, kHalf * part, 0);
+  // Of the sources of half `from` with this half's rows: k q^T.
+  __device__ __forceinline__ void issue_scores(Sums& scores, int from) const {
+    const uint64_t k = operand<RowTile>(shared + Layout::kK, Major::kDepth, kHalf * from, 0);
+    const uint64_t q = operand<RowTile>(shared + Layout::kQ, Major::kDepth, kHalf * half, 0);
     make_fresh(scores);
     fence_products(scores);
 #pragma unroll
@@ -209,9 +218,9 @@ struct ColumnSweep {
     commit_products();
   }
   // v dy^T.
-  __device__ __forceinline__ void issue_reads(Sums& reads, int part) const {
-    const uint64_t v = operand<ValueTile>(tile(Layout::kV), Major::kDepth, kHalf * half, 0);
-    const uint64_t dy = operand<ValueTile>(tile(Layout::kDy), Major::kDepth, kHalf * part, 0);
+  __device__ __forceinline__ void issue_reads(Sums& reads, int from) const {
+    const uint64_t v = operand<ValueTile>(tile(Layout::kV), Major::kDepth, kHalf * from, 0);
+    const uint64_t dy = operand<ValueTile>(tile(Layout::kDy), Major::kDepth, kHalf * half, 0);
     make_fresh(reads);
     fence_products(reads);
 #pragma unroll
@@ -222,30 +231,35 @@ struct ColumnSweep {
     commit_products();
   }
 
-  // This thread's scores with the rows of half `part`: four of them every 128 places.
-  __device__ __forceinline__ float4* scores(int part) const {
-    return reinterpret_cast<float4*>(shared + Layout::kScores + (half + part) * Layout::kScoreBytes) + 32 * warp + lane;
+  // This thread's four scores with eight n of rows: of its half's, or, from the first half to the second, across. Rows before
+  // the warp's sources have none: some other ones, which the mask makes zero.
+  __device__ __forceinline__ float4& own_scores(int n) const {
+    float4* own = reinterpret_cast<float4*>(shared + Layout::kScores + half * Layout::kOwnBytes) + warp * (9 - warp) * 32;
+    return own[32 * max(n - 2 * warp, 0) + lane];
   }
-  // Where the warp's own scores have room for 16 rows of 128 bytes.
-  __device__ __forceinline__ static uint32_t score_place(int row, int chunk) {
-    return static_cast<uint32_t>(row / 4 * 2048 + row % 4 * 128 + (chunk ^ row % 8) * 16);
+  __device__ __forceinline__ float4& scores_across(int n) const {
+    return reinterpret_cast<float4*>(shared + Layout::kScoresAcross)[128 * n + 32 * warp + lane];
   }
   // Scores of the part, once for all heads.
   __device__ __forceinline__ void make_scores() const {
-#pragma unroll 1
-    for (int part = half; part < 2; ++part) {
-      Sums sums;
-      issue_scores(sums, part);
-      wait_products<0>(sums);
+    Sums sums;
+    issue_scores(sums, half);
+    wait_products<0>(sums);
 #pragma unroll
-      for (int n = 0; n < 8; ++n)
-        scores(part)[128 * n] = make_float4(sums[4 * n], sums[4 * n + 1], sums[4 * n + 2], sums[4 * n + 3]);
+    for (int n = 0; n < 8; ++n) {
+      if (n >= 2 * warp) own_scores(n) = make_float4(sums[4 * n], sums[4 * n + 1], sums[4 * n + 2], sums[4 * n + 3]);
     }
+    if (half == 0) return;
+    issue_scores(sums, 0);
+    wait_products<0>(sums);
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+      scores_across(n) = make_float4(sums[4 * n], sums[4 * n + 1], sums[4 * n + 2], sums[4 * n + 3]);
   }
 
-  // Of the rows of half `part`: dy times their weights, to dv, and q times the gradients of scores, to dk.
-  __device__ __forceinline__ void issue_values(Sums& values, const uint32_t (&weights)[4][4], int part) {
-    const uint64_t dy = operand<ValueTile>(tile(Layout::kDy), Major::kOuter, 0, kHalf * part);
+  // Of this half's rows: dy times their weights, to dv, and q times the gradients of scores, to dk.
+  __device__ __forceinline__ void issue_values(Sums& values, const uint32_t (&weights)[4][4]) {
+    const uint64_t dy = operand<ValueTile>(tile(Layout::kDy), Major::kOuter, 0, kHalf * half);
     fence_products(values);
 #pragma unroll
     for (int step = 0; step < 4; ++step)
@@ -253,13 +267,26 @@ struct ColumnSweep {
           values, weights[step], moved(dy, depth_offset(Major::kOuter, kDepthStep * step, ValueTile::kPanelBytes)), true);
     commit_products();
   }
-  __device__ __forceinline__ void issue_keys(const uint32_t (&gradients)[4][4], int part) {
-    const uint64_t q = operand<RowTile>(shared + Layout::kQ, Major::kOuter, 0, kHalf * part);
+  __device__ __forceinline__ void issue_keys(const uint32_t (&gradients)[4][4]) {
+    const uint64_t q = operand<RowTile>(shared + Layout::kQ, Major::kOuter, 0, kHalf * half);
     fence_products(keys);
 #pragma unroll
     for (int step = 0; step < 4; ++step)
       multiply<Half::kBf16, Major::kOuter>(
           keys, gradients[step], moved(q, depth_offset(Major::kOuter, kDepthStep * step, RowTile::kPanelBytes)), true);
+    commit_products();
+  }
+  // The same across, by the first warpgroup, of the second half's rows.
+  template <class Tile, int kCount>
+  __device__ __forceinline__ void issue_across(float (&sums)[kCount], uint32_t weights, const char* rows) {
+    const uint64_t a = operand<typename Layout::AcrossTile>(shared + weights, Major::kDepth, 0, 0);
+    const uint64_t b = operand<Tile>(rows, Major::kOuter, 0, kHalf);
+    fence_products(sums);
+#pragma unroll
+    for (int depth = 0; depth < kHalf; depth += kDepthStep)
+      multiply<Half::kBf16, Major::kDepth, Major::kOuter>(
+          sums, moved(a, depth_offset(Major::kDepth, depth, Layout::AcrossTile::kPanelBytes)),
+          moved(b, depth_offset(Major::kOuter, depth, Tile::kPanelBytes)), true);
     commit_products();
   }
 
@@ -333,13 +360,13 @@ struct ColumnSweep {
 
   // What the rows read of the sources, and the operands of the sums that follow.
   template <bool kOwn, class Mask>
-  __device__ __forceinline__ void weigh(const float4* scores, const Sums& reads, const float (&write)[2], Scalars* scalars,
+  __device__ __forceinline__ void weigh(const Sums& reads, const float (&write)[2], Scalars* scalars,
                                         uint32_t (&weights)[4][4], uint32_t (&gradients)[4][4], Mask mask) const {
     // What a row reads of itself counts apart: this lane has the element `differs` of a pair, if any, in eight 2 warp + h.
     const int differs = lane / 4 ^ 2 * (lane % 4);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
-      const float4 four = scores[128 * n];
+      const float4 four = kOwn ? own_scores(n) : scores_across(n);
       const float score[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -359,6 +386,36 @@ struct ColumnSweep {
         gradients[n / 2][2 * (n % 2) + h] = pack<Half::kBf16>(write[h] * a * reads[e], write[h] * b * reads[e + 1]);
       }
     }
+  }
+
+  // What the second half's rows read of the first half's sources, by the second warpgroup. Its own products run meanwhile.
+  __device__ __forceinline__ void weigh_across(const SourceFactors& factors, Sums& reads, uint32_t (&weights)[4][4],
+                                               uint32_t (&gradients)[4][4]) const {
+    const int source = 16 * warp + lane / 4;
+    const float* level = factors.level[kInnerLevels - 1];
+    const float sources[2] = {level[source], level[source + 8]}, write[2] = {factors.write[source], factors.write[source + 8]};
+    float rows[16];
+    load_second(factors, rows);
+    Scalars scalars;
+    wait_products<0>(reads);
+    weigh<false>(reads, write, &scalars, weights, gradients,
+                 [&](int e) { return rows[e / 4 * 2 + e % 2] * sources[e / 2 % 2]; });
+    // Nobody else writes here, and who reads waits for `across_full`.
+    wait(&barriers->across_free, across.phase ^ 1);
+    const float others = sum_lanes(scalars.others);
+    if (lane % 4 < 2) reinterpret_cast<float*>(shared + Layout::kOthers)[source + 8 * (lane % 2)] = others;
+  }
+  __device__ __forceinline__ void hand_over(const uint32_t (&weights)[4][4], const uint32_t (&gradients)[4][4]) const {
+    const Place at = block_row(lane);
+    const uint32_t to = shared_address(shared + Layout::kWeights);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const uint32_t place = Layout::AcrossTile::offset(16 * warp + at.row, kDepthStep * step + at.column);
+      store_matrices<false>(to + place, weights[step]);
+      store_matrices<false>(to + (Layout::kGradients - Layout::kWeights) + place, gradients[step]);
+    }
+    fence_shared_writes();
+    release(&barriers->across_full);
   }
 
   // k times the node's gradient, decayed from the source to the block's end; its share in what is read of the source. And v
@@ -385,16 +442,20 @@ struct ColumnSweep {
     }
   }
 
+  // Four lanes share two sources: of each, the lanes with its parity get the sum.
+  __device__ __forceinline__ float sum_lanes(const float (&x)[2]) const {
+    const bool odd = (lane & 1) != 0;
+    const float one = (odd ? x[1] : x[0]) + __shfl_xor_sync(kAllLanes, odd ? x[0] : x[1], 1);
+    return one + __shfl_xor_sync(kAllLanes, one, 2);
+  }
+
   __device__ __forceinline__ void store_scalars(const BlockOfRows& block, int number, int head, const Scalars& scalars,
                                                 const float (&write)[2]) const {
-    // Four lanes share two sources: each of the two even lanes gets the sums of one.
     const bool odd = (lane & 1) != 0;
-    const auto sum = [&](const float(&x)[2]) {
-      const float one = (odd ? x[1] : x[0]) + __shfl_xor_sync(kAllLanes, odd ? x[0] : x[1], 1);
-      return one + __shfl_xor_sync(kAllLanes, one, 2);
-    };
-    const float others = sum(scalars.others), self = sum(scalars.self);
+    float others = sum_lanes(scalars.others);
+    const float self = sum_lanes(scalars.self);
     if (lane % 4 >= 2) return;
+    if (half == 0) others += reinterpret_cast<const float*>(shared + Layout::kOthers)[first() + (odd ? 8 : 0)];
     const int r = first() + (odd ? 8 : 0);
     in.row_others(in.slot(block.place, number))[r] = (odd ? write[1] : write[0]) * others;
     if (in.dwrite.present() && r >= block.lo && r < block.hi)
@@ -431,49 +492,70 @@ struct ColumnSweep {
     Sums values, reads;
     uint32_t weights[4][4], gradients[4][4];
     Scalars scalars;
-    issue_reads(reads, half);
-    issue_node(values);
-    wait(&barriers->sources_full[stage.index], stage.phase);
     const SourceFactors& factors = sources();
+    if (half == 1) {
+      issue_reads(reads, 0);
+      wait(&barriers->sources_full[stage.index], stage.phase);
+      weigh_across(factors, reads, weights, gradients);
+      issue_reads(reads, half);
+      issue_node(values);
+      hand_over(weights, gradients);
+    } else {
+      issue_reads(reads, half);
+      issue_node(values);
+      wait(&barriers->sources_full[stage.index], stage.phase);
+    }
     const float write[2] = {factors.write[first()], factors.write[first() + 8]};
     // Factors are fetched while products run.
     Sums mask;
     mask_own(factors, mask);
     wait_products<1>(reads);
-    weigh<true>(scores(half), reads, write, &scalars, weights, gradients, [&](int e) { return mask[e]; });
-    issue_keys(gradients, half);
+    weigh<true>(reads, write, &scalars, weights, gradients, [&](int e) { return mask[e]; });
+    issue_keys(gradients);
     wait_products<1>(values);
     uint32_t value[4][4];
     fold_values(values, factors, write, &scalars, value);
-    issue_values(values, weights, half);
+    issue_values(values, weights);
     issue_folded(value);
     if (half == 0) {
-      issue_reads(reads, 1);
-      const float sources[2] = {factors.level[kInnerLevels - 1][first()], factors.level[kInnerLevels - 1][first() + 8]};
-      float rows[16];
-      load_second(factors, rows);
-      wait_products<0>(values, keys, reads);
-      pin_all(weights, gradients, value);
-      weigh<false>(scores(1), reads, write, &scalars, weights, gradients,
-                   [&](int e) { return rows[e / 4 * 2 + e % 2] * sources[e / 2 % 2]; });
-      issue_values(values, weights, 1);
-      issue_keys(gradients, 1);
+      wait(&barriers->across_full, across.phase);
+      issue_across<ValueTile>(values, Layout::kWeights, tile(Layout::kDy));
+      issue_across<RowTile>(keys, Layout::kGradients, shared + Layout::kQ);
     }
     store_scalars(block, number, head, scalars, write);
     // The last product, for the keys, runs while dv is stored.
     wait_products<1>(values);
     pin_all(weights);
-    if (in.dv.present()) {  // in the place of v, which is not needed any more
-      store(
-          in.dv, block, head, 0, static_cast<int>(in.shape.value_dim), tile(Layout::kV) + first_source() * kSwizzleRow,
-          [](int row, int chunk) { return ValueTile::offset(row, 8 * chunk); },
-          [&](int i) { return write[i / 2 % 2] * values[i]; });
-      fence_shared_writes();
-    }
+    const bool boxes = in.dv_boxes && block.lo == 0 && block.hi == kBlock;
+    store_values(block, head, values, write, boxes);
     wait_products<0>(keys);
     pin_all(gradients, value);
+    if (half == 0) release(&barriers->across_free);
+    across.next(1);
+    if (boxes && lane == 0) wait_stores_read<0>();
     release(&barriers->free[stage.index]);
     stage.next(kHeadStages);
+  }
+
+  // dv, by way of the place of v, which is not needed any more.
+  __device__ __forceinline__ void store_values(const BlockOfRows& block, int head, const Sums& values,
+                                               const float (&write)[2], bool boxes) const {
+    if (!in.dv.present()) return;
+    char* staging = tile(Layout::kV) + first_source() * kSwizzleRow;
+    const auto place = [](int row, int chunk) { return ValueTile::offset(row, 8 * chunk); };
+    const auto element = [&](int i) { return write[i / 2 % 2] * values[i]; };
+    if (!boxes) {
+      store(in.dv, block, head, 0, static_cast<int>(in.shape.value_dim), staging, place, element);
+      fence_shared_writes();
+      return;
+    }
+    put_rows(staging, lane, place, element);
+    fence_shared_writes();
+    __syncwarp();
+    if (lane == 0) {
+      store_box(&in.dv_rows, {0, block.row + first_source(), head}, staging);
+      commit_stores();
+    }
   }
 
   __device__ __forceinline__ void store_keys(const BlockOfRows& block, int part) const {
@@ -482,10 +564,15 @@ struct ColumnSweep {
       const int columns = static_cast<int>(in.shape.key_dim);
 #pragma unroll
       for (int column = 0; column < kKeyDim; column += 64) {
-        if (column < columns)
-          store(in.dk, block, part, column, columns, reinterpret_cast<char*>(scores(half) - lane), score_place,
-                [&](int i) { return keys[column / 2 + i]; });
+        if (column >= columns) continue;
+        // By way of the sources' keys, which nobody needs any more.
+        store(
+            in.dk, block, part, column, columns,
+            shared + Layout::kK + column / 64 * RowTile::kPanelBytes + first_source() * kSwizzleRow,
+            [](int row, int chunk) { return ValueTile::offset(row, 8 * chunk); },
+            [&](int i) { return keys[column / 2 + i]; });
       }
+      fence_shared_writes();
       return;
     }
     store_sums<kKeyDim>(part_sums<kKeyDim>(in, in.dk_parts, block, part) + first_source() * kKeyDim, keys, in.adds);
@@ -513,10 +600,12 @@ struct ColumnSweep {
       int head = in.head_of(first);
 #pragma unroll 1
       for (int number = first; number < end; ++number, head += step) run_head(block, number, head);
-      release(&barriers->rows_free);
-      phase ^= 1;
+      if (in.parts_of_group > 1) release(&barriers->rows_free);
       store_keys(block, part);
+      if (in.parts_of_group == 1) release(&barriers->rows_free);
+      phase ^= 1;
     }
+    if (lane == 0) wait_stores<0>();
   }
 };
 
@@ -534,6 +623,8 @@ __global__ void __launch_bounds__(kColumnThreads, 1)
       init_barrier(&barriers->sources_full[i], kSourceWarps);
       init_barrier(&barriers->free[i], kColumnWarps);
     }
+    init_barrier(&barriers->across_full, kColumnWarps / 2);
+    init_barrier(&barriers->across_free, kColumnWarps / 2);
     publish_barriers();
   }
   __syncthreads();

@@ -21,6 +21,24 @@ __device__ __forceinline__ void clear_rows(char* tile, int panels, int lo, int h
   }
 }
 
+// Puts a warp's 16 rows of 64 sums into its own shared memory as bf16; element(i): the sum's, as of wgmma. 16 bytes at
+// staging + place(row, chunk).
+template <class Locate, class Element>
+__device__ __forceinline__ void put_rows(char* staging, int lane, Locate place, Element element) {
+  const uint32_t address = shared_address(staging);
+  const Place at = block_row(lane);
+#pragma unroll
+  for (int quarter = 0; quarter < 4; ++quarter) {
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int e = 8 * quarter + 2 * i;
+      pairs[i] = pack<Half::kBf16>(element(e), element(e + 1));
+    }
+    store_matrices<false>(address + place(at.row, 2 * quarter + at.column / 8), pairs);
+  }
+}
+
 // Stores those of a warp's rows [first, first + 16) that lie in [lo, hi) as bf16, `columns` of 64 (a multiple of 8), to a
 // tensor whose row 0 is at `to`; element(i): the sum's, as of wgmma. Rows go through the warp's own memory, 16 bytes at
 // staging + place(row, chunk); if the tensor accumulates, straight, so that the sum is rounded once.
@@ -39,18 +57,7 @@ __device__ __forceinline__ void store_rows(char* to, int64_t row_bytes, bool acc
     }
     return;
   }
-  const uint32_t address = shared_address(staging);
-  const Place at = block_row(lane);
-#pragma unroll
-  for (int quarter = 0; quarter < 4; ++quarter) {
-    uint32_t pairs[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int e = 8 * quarter + 2 * i;
-      pairs[i] = pack<Half::kBf16>(element(e), element(e + 1));
-    }
-    store_matrices<false>(address + place(at.row, 2 * quarter + at.column / 8), pairs);
-  }
+  put_rows(staging, lane, place, element);
   __syncwarp();
   const int chunk = lane % 8;
   char* here = to + (first + lane / 8) * row_bytes + 16 * chunk;
