@@ -57,9 +57,10 @@ __device__ void copy_nodes(const BackwardParameters& in, const RowLayout& layout
   Turn ring;
   each_task<kLinear>(in, tasks, [&](const RowTask& task) {
     for (int i = task.first; i < task.end; ++i) {
-      for (uint32_t left = task.reads; left; left &= left - 1) {
+      // Linear: one always. No state: a box before the tensor, zeros.
+      for (uint32_t left = kLinear ? 1 : task.reads; left; left &= left - 1) {
         const int end = task.block.node_end(__ffsll(left) - 1, kLinear);
-        const int64_t slot = in.slot(task.block.place_of(end), i);
+        const int64_t slot = task.reads ? in.slot(task.block.place_of(end), i) : -1;
         wait(&barriers->node_free[ring.index], ring.phase ^ 1);
         arrive_expect_bytes(&barriers->node_full[ring.index], layout.node_bytes);
         load_box(shared + layout.node(ring.index), &in.nodes, {0, static_cast<int32_t>(slot * kKeyDim)},
@@ -88,7 +89,7 @@ struct RowGradients {
   char* shared;
   RowBarriers* barriers;
   const int half, warp, lane;  // half: the warpgroup; warp: of the warpgroup
-  Turn stage, once;
+  Turn stage, once, across;
   Turn arrived, ring;  // of nodes: the next whose products begin, and the next to give back
   uint32_t query[kSteps][4];
   uint32_t dy[kValueSteps][4];
@@ -273,6 +274,146 @@ struct RowGradients {
     if constexpr (kLast) wait_products<0>(x, y);
   }
 
+  // ---- linear ------------------------------------------------------------------------------------------------------------
+  // Rows of the second half read all sources, so that they are twice the work: the first warpgroup makes their weights for the
+  // first half's sources.
+
+  __device__ __forceinline__ ScoresKept own_scores() const {
+    float4* own = reinterpret_cast<float4*>(shared + layout.scores_begin + static_cast<uint32_t>(half) * kOwnScoreBytes);
+    return {own + warp * (warp + 1) * 32 + lane, 32};
+  }
+  __device__ __forceinline__ ScoresKept scores_across() const {
+    return {reinterpret_cast<float4*>(shared + layout.scores_begin + 2 * kOwnScoreBytes) + 32 * warp + lane, 128};
+  }
+  // a: from its second half on; b: its first half.
+  template <class Tile, int kDepth>
+  __device__ __forceinline__ void issue_across(Sums& sum, uint32_t a_begin, uint32_t b_begin) {
+    const uint64_t a = moved(describe(shared_address(shared + a_begin), Major::kDepth, Tile::kPanelBytes),
+                             outer_offset(Major::kDepth, kHalf, Tile::kPanelBytes));
+    const uint64_t b = describe(shared_address(shared + b_begin), Major::kDepth, Tile::kPanelBytes);
+    fence_products(sum);
+#pragma unroll
+    for (int depth = 0; depth < kDepth; depth += kDepthStep)
+      multiply<Half::kBf16, Major::kDepth, Major::kDepth>(
+          sum, moved(a, depth_offset(Major::kDepth, depth, Tile::kPanelBytes)),
+          moved(b, depth_offset(Major::kDepth, depth, Tile::kPanelBytes)), depth > 0);
+    commit_products();
+  }
+  // Once for all heads of a part.
+  __device__ __forceinline__ void make_scores(Sums& sum) {
+    const auto put = [&](const ScoresKept& to, int count) {
+#pragma unroll
+      for (int n = 0; n < 8; ++n) {
+        if (n < count) to.eight(n) = ScoreSums{sum}.eight(n);
+      }
+    };
+    fence_products(sum);
+    issue_scores(sum, half);
+    wait_products<0>(sum);
+    put(own_scores(), 2 * warp + 2);
+    if (half == 1) return;
+    issue_across<RowTile, kKeyDim>(sum, 0, layout.k_begin);
+    wait_products<0>(sum);
+    put(scores_across(), 8);
+  }
+
+  __device__ __forceinline__ void read_state(Sums& x, Sums& y) {
+    const BlockFactors& f = factors();
+    const int r = first_row() + lane / 4;
+    const float weight[2] = {f.start[r], f.start[r + 8]};
+    float dot[2] = {0, 0};
+    wait(&barriers->node_full[arrived.index], arrived.phase);
+    fence_products(x, y);
+    issue_values(x, node(arrived.index, 0));
+    if constexpr (kParts == 2) issue_values(y, node(arrived.index, 1));
+    arrived.next(layout.ring);
+    wait_products<kParts - 1>(x);
+    add_node<0>(x, weight, dot);
+    if constexpr (kParts == 2) {
+      wait_products<0>(y);
+      add_node<1>(y, weight, dot);
+    }
+    release(&barriers->node_free[ring.index]);
+    ring.next(layout.ring);
+    finish_node(0, dot);
+  }
+
+  // For the other warpgroup's rows: their weights, and what they read.
+  __device__ __forceinline__ void weigh_across(const Sums& products) {
+    const int first = kHalf + 16 * warp;
+    uint32_t weights[4][4];
+    float reads[2];
+    masks().mask_first(products, scores_across(), factors(), first, weights, reads);
+    const float own = sum_own(reads);
+    if (lane % 4 < 2)
+      reinterpret_cast<float*>(shared + layout.staging(stage.index))[(first + own_row()) * layout.staged + kInnerLevels] = own;
+    wait(&barriers->across_free, across.phase ^ 1);
+    const Place at = block_row(lane);
+#pragma unroll
+    for (int step = 0; step < 4; ++step)
+      store_matrices<false>(shared_address(shared + layout.weights_begin) +
+                                AcrossTile::offset(16 * warp + at.row, kDepthStep * step + at.column),
+                            weights[step]);
+    fence_shared_writes();
+    release(&barriers->across_full);
+  }
+  __device__ __forceinline__ void issue_keys_across() {
+    const uint64_t a = describe(shared_address(shared + layout.weights_begin), Major::kDepth, AcrossTile::kPanelBytes);
+    const uint64_t k = describe(shared_address(shared + layout.k_begin), Major::kOuter, RowTile::kPanelBytes);
+    fence_products(gradient);
+#pragma unroll
+    for (int depth = 0; depth < kHalf; depth += kDepthStep)
+      multiply<Half::kBf16, Major::kDepth, Major::kOuter>(
+          gradient, moved(a, depth_offset(Major::kDepth, depth, AcrossTile::kPanelBytes)),
+          moved(k, depth_offset(Major::kOuter, depth, RowTile::kPanelBytes)), true);
+    commit_products();
+  }
+
+  __device__ __forceinline__ void run_linear_head(const RowTask& task, bool first) {
+    wait(&barriers->head_full[stage.index], stage.phase);
+    clear_dead(task.block, layout.v(stage.index), layout.dy(stage.index), 1);
+    load_rows<ValueTile>(dy, layout.dy(stage.index));
+    wait(&barriers->staged_free[stage.index], stage.phase ^ 1);
+    Sums x, y;
+    make_fresh(x);
+    make_fresh(y);
+    read_state(x, y);
+    if (first) {
+      wait(&barriers->k_full, once.phase);
+      make_scores(x);
+    }
+    // By both, of which one does not need it: no product may be under way where the compiler sees a choice.
+    issue_across<ValueTile, kColumns>(y, layout.dy(stage.index), layout.v(stage.index));
+    fence_products(x);
+    issue_values(x, values(half));
+    wait_products<1>(y);
+    if (half == 0) weigh_across(y);
+    wait_products<0>(x);
+    release(&barriers->tiles_free[stage.index]);
+    Reads reads;
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int l = 0; l < kInner; ++l) reads.level[h][l] = 0;
+    uint32_t weights[4][4];
+    masks().mask_own(x, own_scores(), factors(), weights, &reads);
+    fence_products(gradient);
+    issue_keys(weights, half);
+    if (half == 1) {
+      wait(&barriers->across_full, across.phase);
+      issue_keys_across();
+    }
+    stage_levels(reads);
+    wait_products<0>(gradient);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) pin(weights[n]);
+    if (half == 1) release(&barriers->across_free);
+    across.next(1);
+    release(&barriers->staged_full[stage.index]);
+    release(&barriers->factors_free[stage.index]);
+    stage.next(kHeadStages);
+  }
+
   // ---- results -----------------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void stage_levels(const Reads& reads) const {
@@ -282,7 +423,7 @@ struct RowGradients {
     for (int h = 0; h < 2; ++h) {
       float* to = staging() + (lane / 4 + 8 * h) * layout.staged + 2 * (lane % 4);
       to[0] = sums[h][0];
-      to[1] = sums[h][1];
+      if (!kLinear || half == 0 || lane % 4 < 3) to[1] = sums[h][1];  // linear: the other warpgroup has made the last one
     }
   }
 
@@ -372,7 +513,10 @@ struct RowGradients {
       for (int e = 0; e < kKeyDim / 2; ++e) gradient[e] = 0;
 #pragma unroll 1
       for (int i = task.first; i < task.end; ++i) {
-        run_head(task);
+        if constexpr (kLinear)
+          run_linear_head(task, i == task.first);
+        else
+          run_head(task);
         if (i == task.first) release(&barriers->q_free);  // products with the queries are through
       }
       release(&barriers->k_free);
@@ -399,6 +543,8 @@ __global__ void __launch_bounds__(kRowThreads, 1)
       init_barrier(&barriers->staged_full[i], kRowWarps);
       init_barrier(&barriers->staged_free[i], kFinishers);
     }
+    init_barrier(&barriers->across_full, kRowWarps / 2);
+    init_barrier(&barriers->across_free, kRowWarps / 2);
     for (int i = 0; i < kMostNodes; ++i) {
       init_barrier(&barriers->node_full[i], 1);
       init_barrier(&barriers->node_free[i], kRowWarps);
@@ -426,7 +572,7 @@ template <int kKeyDim>
 int32_t launch_rows(const BackwardParameters& in, void* stream) {
   RowLayout layout;
   int nodes = kMostNodes;
-  while (nodes > 0 && !layout.place(kKeyDim, in.entries, in.factor_bytes, nodes)) --nodes;
+  while (nodes > 0 && !layout.place(kKeyDim, in.entries, in.factor_bytes, in.linear, nodes)) --nodes;
   if (nodes == 0) return LLA_INTERNAL;
   const int64_t tasks = in.batch.count * in.blocks * in.part_count, most = multiprocessors();
   if (tasks >= int64_t{1} << 30) return LLA_INTERNAL;

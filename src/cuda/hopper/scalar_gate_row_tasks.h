@@ -19,15 +19,21 @@ constexpr int kInner = kInnerLevels + 1;  // levels within a block
 
 constexpr int kClearBarrier = 1, kFlowBarrier = 2;  // numbered ones
 
+// Linear: weights of the second half's rows for the first half's sources, from one warpgroup to the other; and the scores of
+// a part, which do not depend on the head: of each half with itself, a warp having none behind its rows, then across.
+using AcrossTile = SwizzledTile<kHalf, kHalf>;
+constexpr uint32_t kOwnScoreBytes = (2 + 4 + 6 + 8) * 32 * sizeof(float4);
+
 struct RowLayout {
   int ring = 0;
   int staged = 0;  // floats of a row in the staging: sums of levels within the block, of entries; odd, for the banks' sake
   uint32_t node_bytes = 0, value_bytes = kBlock * kSwizzleRow, factor_bytes = 0, staging_bytes = 0;
-  uint32_t k_begin = 0, head_begin = 0, ring_begin = 0, factors_begin = 0, staging_begin = 0, flows_begin = 0;
+  uint32_t k_begin = 0, head_begin = 0, ring_begin = 0, weights_begin = 0, scores_begin = 0;
+  uint32_t factors_begin = 0, staging_begin = 0, flows_begin = 0;
   uint32_t barriers_begin = 0, bytes = 0;
 
   // False if it does not fit.
-  bool place(int key_dim, int entries, int64_t bytes_of_factors, int nodes) {
+  bool place(int key_dim, int entries, int64_t bytes_of_factors, bool linear, int nodes) {
     const uint32_t row_bytes = kBlock * static_cast<uint32_t>(key_dim) * 2;
     ring = nodes;
     staged = (kInner + entries) | 1;
@@ -37,7 +43,9 @@ struct RowLayout {
     k_begin = row_bytes;
     head_begin = 2 * row_bytes;
     ring_begin = head_begin + 2 * kHeadStages * value_bytes;
-    factors_begin = ring_begin + static_cast<uint32_t>(ring) * node_bytes;
+    weights_begin = ring_begin + static_cast<uint32_t>(ring) * node_bytes;
+    scores_begin = weights_begin + (linear ? AcrossTile::kBytes : 0);
+    factors_begin = scores_begin + (linear ? 2 * kOwnScoreBytes + kHalf * kHalf * 4 : 0);
     staging_begin = factors_begin + kHeadStages * factor_bytes;
     flows_begin = staging_begin + kHeadStages * staging_bytes;
     barriers_begin = flows_begin + kHeadStages * kFinishers * kMostEntries * 4;
@@ -60,6 +68,7 @@ struct RowBarriers {
   Barrier q_full, q_free, k_full, k_free;
   Barrier head_full[kHeadStages], tiles_free[kHeadStages], factors_free[kHeadStages];  // of v and dy; of factors
   Barrier staged_full[kHeadStages], staged_free[kHeadStages];
+  Barrier across_full, across_free;
   Barrier node_full[kMostNodes], node_free[kMostNodes];
 };
 static_assert(sizeof(RowBarriers) <= 256, "place is kept for them");
