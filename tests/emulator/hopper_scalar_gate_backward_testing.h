@@ -288,8 +288,10 @@ class Problem {
     in.through = through->device<float>();
     in.node_pieces = pieces->device<float>();
     in.dk_parts = dk_parts->device<float>();
-    in.nodes = map_of_nodes(in.nodes_memory);
-    in.grads = map_of_nodes(in.grads_memory);
+    in.nodes = map_of_nodes(in.nodes_memory, key_dim);
+    in.grads = map_of_nodes(in.grads_memory, key_dim);
+    in.node_halves = map_of_nodes(in.nodes_memory, 64);
+    in.grad_halves = map_of_nodes(in.grads_memory, 64);
   }
 
   Memory* memory(size_t bytes) {
@@ -324,9 +326,9 @@ class Problem {
     check(make_map(view, &map));
     return map;
   }
-  CUtensorMap map_of_nodes(unsigned short* data) {
+  CUtensorMap map_of_nodes(unsigned short* data, int32_t box_rows) {
     TensorView<2> view{
-        TensorType::kBf16, data, {kColumns, in.places * in.head_count * key_dim}, {2 * kColumns}, {64, key_dim}};
+        TensorType::kBf16, data, {kColumns, in.places * in.head_count * key_dim}, {2 * kColumns}, {64, box_rows}};
     CUtensorMap map;
     check(make_map(view, &map));
     return map;

@@ -157,11 +157,13 @@ int32_t launch_piece(const MixerBackward& p, char* scratch, void* stream) {
   if (status == LLA_OK) status = make_map(rows_view(p.k, shape.key_dim, batch.total_rows, shape.groups), &in.k);
   if (status == LLA_OK) status = make_map(rows_view(p.v, shape.value_dim, batch.total_rows, shape.heads), &in.v);
   if (status == LLA_OK) status = make_map(rows_view(p.dy, shape.value_dim, batch.total_rows, shape.heads), &in.dy);
-  const auto nodes_view = [&](unsigned short* memory) {
-    return TensorView<2>{TensorType::kBf16, memory, {kColumns, node_rows}, {2 * kColumns}, {kColumns, parts.key_dim}};
+  const auto nodes_view = [&](unsigned short* memory, int rows) {
+    return TensorView<2>{TensorType::kBf16, memory, {kColumns, node_rows}, {2 * kColumns}, {kColumns, rows}};
   };
-  if (status == LLA_OK) status = make_map(nodes_view(in.nodes_memory), &in.nodes);
-  if (status == LLA_OK) status = make_map(nodes_view(in.grads_memory), &in.grads);
+  if (status == LLA_OK) status = make_map(nodes_view(in.nodes_memory, parts.key_dim), &in.nodes);
+  if (status == LLA_OK) status = make_map(nodes_view(in.grads_memory, parts.key_dim), &in.grads);
+  if (status == LLA_OK) status = make_map(nodes_view(in.nodes_memory, 64), &in.node_halves);
+  if (status == LLA_OK) status = make_map(nodes_view(in.grads_memory, 64), &in.grad_halves);
   in.dv_boxes = p.dv.present() && !p.dv.accumulate && can_copy(p.dv, shape.value_dim, batch.total_rows, shape.heads);
   if (status == LLA_OK && in.dv_boxes)
     status = make_map(rows_view(p.dv, shape.value_dim, batch.total_rows, shape.heads, kWarpRows), &in.dv_rows);

@@ -29,7 +29,7 @@ constexpr int kPieceLog = 5, kPiece = 1 << kPieceLog;
 constexpr int kFlowPlace = 8;  // in BlockFactors::newer
 // Linear: states and their gradients are sums within aligned segments of so many blocks first; then what crosses segments is
 // added.
-constexpr int kSegmentLog = 6, kSegment = 1 << kSegmentLog;
+constexpr int kSegmentLog = 7, kSegment = 1 << kSegmentLog;
 
 // What rows and sources of one block and head need. Log-linear: behind it lies λ[level or kInnerLevels + 1 + entry][128],
 // for the levels within the block, then the nodes that the block reads, entries in order of levels; zero where a row has no
@@ -54,7 +54,8 @@ struct BlockFactors {
 struct BackwardParameters {
   CUtensorMap q, k, v, dy;   // as in SweepParameters: boxes of 64 columns and 128 rows
   CUtensorMap nodes, grads;  // of the scratch below, as rows of 64 columns: boxes of 64 columns and key_dim (padded) rows
-  CUtensorMap dv_rows;       // boxes of 64 columns and a warp's 16 rows; only where `dv_boxes`
+  CUtensorMap node_halves, grad_halves;  // linear, 128 rows: the same in boxes of 64
+  CUtensorMap dv_rows;                   // boxes of 64 columns and a warp's 16 rows; only where `dv_boxes`
   MixerShape shape;
   BatchView batch;
   View gate, write, lambda;
@@ -110,7 +111,14 @@ struct BackwardParameters {
   // [128]: flow of what others read of a row, in the place of factors that nobody needs after the readers of nodes.
   LLA_HOST_DEVICE float* row_others(int64_t slot) const { return factors(slot)->start; }
   // Aligned runs of 2^log blocks that a sequence touches at most.
-  LLA_HOST_DEVICE int64_t runs(int log) const { return (blocks + (int64_t{2} << log) - 2) >> log; }
+  LLA_HOST_DEVICE int64_t runs(int log) const {
+    const int64_t runs = (blocks + (int64_t{2} << log) - 2) >> log, all = ((batch.most_length - 1) >> (kBlockLog + log)) + 1;
+    return runs < all ? runs : all;
+  }
+  // Linear: whether two blocks of threads share the keys of a segment's states, since there are few segments. No bit knows.
+  bool halves_states(int key_dim, int multiprocessors) const {
+    return key_dim == 128 && 2 * batch.count * runs(kSegmentLog) * head_count <= multiprocessors;
+  }
   // Levels of nodes above kPieceLog in sequences that end at `length` at most, and places of pieces of a batch.
   static int piece_levels_of(int64_t length, bool linear) {
     int levels = 0;
