@@ -94,6 +94,7 @@ __device__ void copy_tiles(const BackwardParameters& in, int64_t tasks, char* sh
       const int64_t slot = block.makes ? in.slot(block.place, i) : -1;
       load_box(to + Layout::kNode, &in.grads, {0, static_cast<int32_t>(slot * kKeyDim)}, full);
       stage.next(kHeadStages);
+      if (i + 1 == end) prefetch_rest<kKeyDim>(in, tasks, number, block, part);  // earlier, it would leave the cache again
       if (i > first) continue;
       wait(&barriers->rows_free, phase ^ 1);
       arrive_expect_bytes(&barriers->rows_full, 2 * RowTile::kBytes);
@@ -103,7 +104,6 @@ __device__ void copy_tiles(const BackwardParameters& in, int64_t tasks, char* sh
         load_box(shared + Layout::kK + at, &in.k, {64 * panel, block.row, in.group_of(i)}, &barriers->rows_full);
       }
       phase ^= 1;
-      prefetch_rest<kKeyDim>(in, tasks, number, block, part);
     }
   }
 }

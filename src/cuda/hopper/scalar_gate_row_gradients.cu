@@ -32,8 +32,6 @@ __device__ void copy_rows(const BackwardParameters& in, const RowLayout& layout,
     };
     const uint32_t factor_bytes = static_cast<uint32_t>(BlockFactors::bytes(__popcll(task.reads), kLinear));
     copy(shared, &in.q, &barriers->q_full, &barriers->q_free);
-    if (in.adds && in.dq.present())  // what the end of the task waits for
-      prefetch_bytes(part_sums<kKeyDim>(in, in.dq_parts, task.block, task.part), kBlock * kKeyDim * 4);
     for (int i = task.first; i < task.end; ++i) {
       const int head = in.head_of(i);
       Barrier* full = &barriers->head_full[stage.index];
@@ -44,6 +42,9 @@ __device__ void copy_rows(const BackwardParameters& in, const RowLayout& layout,
       wait(&barriers->factors_free[stage.index], stage.phase ^ 1);
       load_bytes(shared + layout.factors(stage.index), in.factors(in.slot(task.block.place, i)), factor_bytes, full);
       if (i == task.first) copy(shared + layout.k_begin, &in.k, &barriers->k_full, &barriers->k_free);
+      // What the end of the task waits for. Much earlier, it would have left the cache again.
+      if (i + 1 == task.end && in.adds && in.dq.present())
+        prefetch_bytes(part_sums<kKeyDim>(in, in.dq_parts, task.block, task.part), kBlock * kKeyDim * 4);
       stage.next(kHeadStages);
     }
     once.next(1);
