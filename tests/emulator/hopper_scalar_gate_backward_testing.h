@@ -150,8 +150,8 @@ struct Options {
   int heads = 2, groups = 1, key_dim = 128, value_dim = 64, levels = 0;
   std::vector<Part> parts;
   bool absorb = false, cyclic = false, gate = true, write = true, accumulate = false;
-  bool boxes = true;      // dv by the copy engine, unless it accumulates
-  double hard = 0;  // share of gates that are -inf or -700
+  bool boxes = true;  // dv by the copy engine, unless it accumulates
+  double hard = 0;    // share of gates that are -inf or -700
   int32_t factor_type = LLA_F32;
   int part_begin = 0, part_count = -1;  // of the slice
   uint64_t seed = 1;

@@ -70,6 +70,10 @@ struct BackwardParameters {
   int parts_of_group = 1;
   // The slice: heads in the order of head_of(), whole parts of them.
   int head_begin = 0, head_count = 0, part_begin = 0, part_count = 0;
+  // Where the slice has whole groups of some sequences, a task of columns takes all parts of a group, one after the other,
+  // and sums them up in memory of its block of threads. One of rows does the same where all blocks have the same work:
+  // linear.
+  bool chained = false, chained_rows = false;
   int entries = 0;           // most that a block reads
   int64_t factor_bytes = 0;  // of BlockFactors and its λ: a multiple of 16
 
@@ -91,6 +95,8 @@ struct BackwardParameters {
   float *dq_parts = nullptr, *dk_parts = nullptr;  // [part of the slice][place][128][key_dim padded]
   float *dq_sums = nullptr, *dk_sums = nullptr;    // [place][128][key_dim padded]: of the group's earlier slices
   bool adds = false;
+  // Chained: [block of threads][128 * key_dim padded], in an order of the kernel's own.
+  float *dq_chain = nullptr, *dk_chain = nullptr;
 
   // The head with number i of the order in which members of a group are neighbours, and its group.
   LLA_HOST_DEVICE int head_of(int i) const {
@@ -104,6 +110,10 @@ struct BackwardParameters {
     const int end = part_first(part) + bundle, group_end = (part / parts_of_group + 1) * members;
     return end < group_end ? end : group_end;
   }
+  // Tasks of a block of rows; the first part of a task, and its last head and one more.
+  LLA_HOST_DEVICE int tasks_of_block(bool chained) const { return chained ? part_count / parts_of_group : part_count; }
+  LLA_HOST_DEVICE int first_part(bool chained, int task) const { return part_begin + task * (chained ? parts_of_group : 1); }
+  LLA_HOST_DEVICE int task_end(bool chained, int part) const { return part_end(chained ? part + parts_of_group - 1 : part); }
   LLA_HOST_DEVICE int64_t slot(int64_t place, int i) const { return place * head_count + (i - head_begin); }
   LLA_HOST_DEVICE BlockFactors* factors(int64_t slot) const {
     return reinterpret_cast<BlockFactors*>(factors_memory + slot * factor_bytes);
@@ -128,9 +138,13 @@ struct BackwardParameters {
   static int64_t piece_places(int64_t total_rows, int64_t sequences) {
     return (total_rows >> (kBlockLog + kPieceLog)) + 2 * sequences;
   }
-  // Place of the sequence's first block; those of two sequences never meet.
+  LLA_HOST_DEVICE static int64_t pieces_of(int64_t blocks) { return (blocks >> kPieceLog) + 2; }
+  // Place of the sequence's first block, and of its first piece; those of two sequences never meet.
   LLA_HOST_DEVICE int64_t first_place(const Sequence& sequence, int64_t b) const {
-    return (sequence.row_begin >> kBlockLog) + 2 * b;
+    return chained ? b * blocks : (sequence.row_begin >> kBlockLog) + 2 * b;
+  }
+  LLA_HOST_DEVICE int64_t first_piece(int64_t row_begin, int64_t b) const {
+    return chained ? b * pieces_of(blocks) : (row_begin >> (kBlockLog + kPieceLog)) + 2 * b;
   }
 };
 

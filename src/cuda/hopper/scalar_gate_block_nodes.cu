@@ -20,8 +20,8 @@ namespace {
 
 constexpr int kRunLog = 3, kRun = 1 << kRunLog;  // blocks, from a multiple of kRun on
 
-// kHeads: that go over a block together, and have one copy of its keys. kKeyDim: keys of a task; linear: of a node, or half of
-// its keys.
+// kHeads: that go over a block together, and have one copy of its keys. kKeyDim: keys of a task; linear: of a node, or half
+// of its keys.
 template <int kKeyDim, int kHeads>
 struct FoldShared {
   using RowTile = SwizzledTile<kBlock, kKeyDim>;
@@ -115,8 +115,8 @@ __device__ void bring_blocks(const BackwardParameters& in, FoldShared<kKeyDim, k
         const int row = run.row + block * kBlock;
         arrive_expect_bytes(full, RowTile::kBytes + static_cast<uint32_t>(run.heads) * Shared::ValueTile::kBytes);
         for (int panel = 0; panel < RowTile::kPanels; ++panel)
-          load_box(stage.k + panel * RowTile::kPanelBytes, &in.k, {kKeyDim * run.piece + 64 * panel, row, in.group_of(run.number)},
-                   full);
+          load_box(stage.k + panel * RowTile::kPanelBytes, &in.k,
+                   {kKeyDim * run.piece + 64 * panel, row, in.group_of(run.number)}, full);
         for (int h = 0; h < run.heads; ++h) load_box(stage.v[h], &in.v, {0, row, in.head_of(run.number + h)}, full);
       }
 #pragma unroll
@@ -372,9 +372,9 @@ int32_t launch_block_nodes(const BackwardParameters& in, int key_dim, void* stre
 
 int32_t load_block_nodes() {
   int32_t status = LLA_OK;
-  for (auto* kernel : {fold_blocks<64, 1, true, 1>, fold_blocks<64, 1, true, 2>, fold_blocks<64, 1, false, 1>,
-                       fold_blocks<64, 2, false, 1>, fold_blocks<128, 1, true, 1>, fold_blocks<128, 1, false, 1>,
-                       fold_blocks<128, 2, false, 1>}) {
+  for (auto* kernel :
+       {fold_blocks<64, 1, true, 1>, fold_blocks<64, 1, true, 2>, fold_blocks<64, 1, false, 1>, fold_blocks<64, 2, false, 1>,
+        fold_blocks<128, 1, true, 1>, fold_blocks<128, 1, false, 1>, fold_blocks<128, 2, false, 1>}) {
     if (status == LLA_OK) status = load_kernel(kernel);
   }
   for (auto* kernel : {join_runs, carry_states}) {

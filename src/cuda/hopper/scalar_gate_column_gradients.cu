@@ -3,134 +3,13 @@
 // The mirror of the forward within a block: rows of the products here are sources. Sources of the first half are read by all
 // rows, so that they are twice the work: what the second half's rows read of them is weighed by the second warpgroup.
 #include "cuda/hopper/capability.h"
-#include "cuda/hopper/register_budget.h"
-#include "cuda/hopper/scalar_gate_backward.h"
-#include "cuda/hopper/scalar_gate_multiply.h"
-#include "cuda/hopper/scalar_gate_sources.h"
+#include "cuda/hopper/fragment.h"
+#include "cuda/hopper/scalar_gate_column_tasks.h"
 #include "cuda/hopper/tile_rows.h"
 
 namespace lla::cuda::hopper {
 
 namespace {
-
-constexpr int kColumnThreads = 384;  // warpgroups: one that brings tiles, two that multiply, each for 64 sources
-constexpr int kColumnWarps = 8;      // that multiply
-constexpr int kHeadStages = 2;
-constexpr int kGroupRegisters[3] = {40, 232, 232};
-static_assert(registers_suffice(kGroupRegisters), "more registers than a block has");
-
-// Shared memory: q and k stay for all heads of a part, and so do scores, which do not depend on the head: each thread has
-// its own ones. The rest comes for each head.
-template <int kKeyDim>
-struct ColumnLayout {
-  using RowTile = SwizzledTile<kBlock, kKeyDim>;     // q, k: [row][dk]
-  using ValueTile = SwizzledTile<kBlock, kColumns>;  // v, dy: [row][dv]
-  using NodeTile = SwizzledTile<kKeyDim, kColumns>;  // [dk][dv]
-  static constexpr uint32_t kQ = 0, kK = RowTile::kBytes, kHeads = 2 * RowTile::kBytes;
-  static constexpr uint32_t kV = 0, kDy = ValueTile::kBytes, kNode = 2 * ValueTile::kBytes;  // in a stage
-  static constexpr uint32_t kStageBytes = kNode + NodeTile::kBytes;
-  // Between the warpgroups: of the first half's sources with the second half's rows, weights and gradients of scores, and what
-  // is read of each source.
-  using AcrossTile = SwizzledTile<kHalf, kHalf>;
-  static constexpr uint32_t kWeights = kHeads + kHeadStages * kStageBytes, kGradients = kWeights + AcrossTile::kBytes;
-  static constexpr uint32_t kOthers = kGradients + AcrossTile::kBytes;
-  static constexpr uint32_t kSources = kOthers + kHalf * 4;
-  // Scores of a half with itself: a warp has no rows before its sources. Behind them, those across.
-  static constexpr uint32_t kScores = kSources + kHeadStages * sizeof(SourceFactors);
-  static constexpr uint32_t kOwnBytes = (8 + 6 + 4 + 2) * 32 * sizeof(float4);
-  static constexpr uint32_t kScoresAcross = kScores + 2 * kOwnBytes;
-  static constexpr uint32_t kBarriers = kScoresAcross + 128 * sizeof(float[32]);
-  static constexpr uint32_t kBytes = kBarriers + 128;
-};
-
-struct ColumnBarriers {
-  Barrier rows_full, rows_free;  // q and k
-  Barrier full[kHeadStages], sources_full[kHeadStages], free[kHeadStages];
-  Barrier across_full, across_free;
-};
-static_assert(sizeof(ColumnBarriers) <= 128, "place is kept for them");
-
-// Task: a block and a part of the heads.
-__device__ __forceinline__ bool find_task(const BackwardParameters& in, int64_t number, BlockOfRows* block, int* part) {
-  *part = in.part_begin + static_cast<int>(number % in.part_count);
-  return find_block(in, number / in.part_count, block);
-}
-
-// What a task waits for at its end, the sums of earlier parts, and at its start, q and k of the next one: into the cache.
-template <int kKeyDim>
-__device__ __forceinline__ void prefetch_rest(const BackwardParameters& in, int64_t tasks, int64_t number,
-                                              const BlockOfRows& block, int part) {
-  if (in.adds && in.dk.present()) prefetch_bytes(part_sums<kKeyDim>(in, in.dk_parts, block, part), kBlock * kKeyDim * 4);
-  BlockOfRows next;
-  if (number + gridDim.x >= tasks || !find_task(in, number + gridDim.x, &next, &part)) return;
-  const int group = in.group_of(in.part_first(part));
-  for (int column = 0; column < in.shape.key_dim; column += 64) {
-    prefetch_box(&in.q, {column, next.row, group});
-    prefetch_box(&in.k, {column, next.row, group});
-  }
-}
-
-// One thread: brings q, k, v, dy and the gradients of nodes.
-template <int kKeyDim>
-__device__ void copy_tiles(const BackwardParameters& in, int64_t tasks, char* shared, ColumnBarriers* barriers) {
-  using Layout = ColumnLayout<kKeyDim>;
-  using RowTile = typename Layout::RowTile;
-  Turn stage;
-  uint32_t phase = 0;
-  for (int64_t number = blockIdx.x; number < tasks; number += gridDim.x) {
-    BlockOfRows block;
-    int part;
-    if (!find_task(in, number, &block, &part)) continue;
-    const int first = in.part_first(part), end = in.part_end(part);
-    for (int i = first; i < end; ++i) {
-      char* to = shared + Layout::kHeads + stage.index * Layout::kStageBytes;
-      Barrier* full = &barriers->full[stage.index];
-      wait(&barriers->free[stage.index], stage.phase ^ 1);
-      arrive_expect_bytes(full, Layout::kStageBytes);
-      const int head = in.head_of(i);
-      load_box(to + Layout::kV, &in.v, {0, block.row, head}, full);
-      load_box(to + Layout::kDy, &in.dy, {0, block.row, head}, full);
-      // No node: a box before the tensor, zeros.
-      const int64_t slot = block.makes ? in.slot(block.place, i) : -1;
-      load_box(to + Layout::kNode, &in.grads, {0, static_cast<int32_t>(slot * kKeyDim)}, full);
-      stage.next(kHeadStages);
-      if (i + 1 == end) prefetch_rest<kKeyDim>(in, tasks, number, block, part);  // earlier, it would leave the cache again
-      if (i > first) continue;
-      wait(&barriers->rows_free, phase ^ 1);
-      arrive_expect_bytes(&barriers->rows_full, 2 * RowTile::kBytes);
-      for (int panel = 0; panel < RowTile::kPanels; ++panel) {
-        const uint32_t at = panel * RowTile::kPanelBytes;
-        load_box(shared + Layout::kQ + at, &in.q, {64 * panel, block.row, in.group_of(i)}, &barriers->rows_full);
-        load_box(shared + Layout::kK + at, &in.k, {64 * panel, block.row, in.group_of(i)}, &barriers->rows_full);
-      }
-      phase ^= 1;
-    }
-  }
-}
-
-// kSourceWarps warps: bring the factors.
-template <int kKeyDim>
-__device__ void copy_sources(const BackwardParameters& in, int64_t tasks, char* shared, ColumnBarriers* barriers,
-                             int number) {
-  using Layout = ColumnLayout<kKeyDim>;
-  const SourceShare share{number, static_cast<int>(threadIdx.x) % 32};
-  Turn stage;
-  for (int64_t number = blockIdx.x; number < tasks; number += gridDim.x) {
-    BlockOfRows block;
-    int part;
-    if (!find_task(in, number, &block, &part)) continue;
-    const int end = in.part_end(part);
-    for (int i = in.part_first(part); i < end; ++i) {
-      if (share.number == 0 && share.lane == 0 && i + 1 < end)
-        prefetch_bytes(in.factors(in.slot(block.place, i + 1)), static_cast<uint32_t>(in.factor_bytes));
-      wait(&barriers->free[stage.index], stage.phase ^ 1);
-      share.copy(*in.factors(in.slot(block.place, i)), in.linear, static_cast<float>(in.shape.scale),
-                 reinterpret_cast<SourceFactors*>(shared + Layout::kSources) + stage.index);
-      release(&barriers->sources_full[stage.index]);
-      stage.next(kHeadStages);
-    }
-  }
-}
 
 template <int kKeyDim>
 struct ColumnSweep {
@@ -231,8 +110,8 @@ struct ColumnSweep {
     commit_products();
   }
 
-  // This thread's four scores with eight n of rows: of its half's, or, from the first half to the second, across. Rows before
-  // the warp's sources have none: some other ones, which the mask makes zero.
+  // This thread's four scores with eight n of rows: of its half's, or, from the first half to the second, across. Rows
+  // before the warp's sources have none: some other ones, which the mask makes zero.
   __device__ __forceinline__ float4& own_scores(int n) const {
     float4* own = reinterpret_cast<float4*>(shared + Layout::kScores + half * Layout::kOwnBytes) + warp * (9 - warp) * 32;
     return own[32 * max(n - 2 * warp, 0) + lane];
@@ -393,7 +272,8 @@ struct ColumnSweep {
                                                uint32_t (&gradients)[4][4]) const {
     const int source = 16 * warp + lane / 4;
     const float* level = factors.level[kInnerLevels - 1];
-    const float sources[2] = {level[source], level[source + 8]}, write[2] = {factors.write[source], factors.write[source + 8]};
+    const float sources[2] = {level[source], level[source + 8]},
+                write[2] = {factors.write[source], factors.write[source + 8]};
     float rows[16];
     load_second(factors, rows);
     Scalars scalars;
@@ -558,9 +438,11 @@ struct ColumnSweep {
     }
   }
 
+  // Whether a task has all heads of a group, and stores dk itself.
+  __device__ __forceinline__ bool whole() const { return in.parts_of_group == 1 || in.chained; }
   __device__ __forceinline__ void store_keys(const BlockOfRows& block, int part) const {
     if (!in.dk.present()) return;
-    if (in.parts_of_group == 1) {
+    if (whole()) {
       const int columns = static_cast<int>(in.shape.key_dim);
 #pragma unroll
       for (int column = 0; column < kKeyDim; column += 64) {
@@ -594,15 +476,23 @@ struct ColumnSweep {
         sync_some(1, 256);
       }
       make_scores();
-      const int first = in.part_first(part), end = in.part_end(part);
+      const int first = in.part_first(part), end = in.task_end(in.chained, part);
       // Members of a group are a step apart.
       const int step = in.shape.head_map == LLA_HEAD_MAP_CYCLIC ? static_cast<int>(in.shape.groups) : 1;
       int head = in.head_of(first);
 #pragma unroll 1
-      for (int number = first; number < end; ++number, head += step) run_head(block, number, head);
-      if (in.parts_of_group > 1) release(&barriers->rows_free);
+      for (int number = first; number < end; ++number, head += step) {
+        run_head(block, number, head);
+        const int done = number + 1 - first;
+        if (in.chained && in.dk.present() && (done % in.bundle == 0 || number + 1 == end)) {
+          float* sums = in.dk_chain + static_cast<int64_t>(blockIdx.x) * (kBlock * kKeyDim);
+          chain_sums<32 * kColumnWarps>(reinterpret_cast<float4*>(sums) + threadIdx.x - 128, keys, done > in.bundle,
+                                        number + 1 < end);
+        }
+      }
+      if (!whole()) release(&barriers->rows_free);
       store_keys(block, part);
-      if (in.parts_of_group == 1) release(&barriers->rows_free);
+      if (whole()) release(&barriers->rows_free);
       phase ^= 1;
     }
     if (lane == 0) wait_stores<0>();
@@ -641,7 +531,7 @@ __global__ void __launch_bounds__(kColumnThreads, 1)
 
 template <int kKeyDim>
 int32_t launch_columns(const BackwardParameters& in, void* stream) {
-  const int64_t tasks = in.batch.count * in.blocks * in.part_count, most = multiprocessors();
+  const int64_t tasks = in.batch.count * in.blocks * in.tasks_of_block(in.chained), most = multiprocessors();
   return launch(column_gradients<kKeyDim>, tasks < most ? tasks : most, kColumnThreads, ColumnLayout<kKeyDim>::kBytes,
                 stream, in, tasks);
 }

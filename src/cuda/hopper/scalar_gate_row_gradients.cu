@@ -8,6 +8,7 @@
 
 #include "cuda/hopper/capability.h"
 #include "cuda/hopper/fragment.h"
+#include "cuda/hopper/scalar_gate_row_copies.h"
 #include "cuda/hopper/scalar_gate_row_levels.h"
 #include "cuda/hopper/scalar_gate_row_mask.h"
 #include "cuda/hopper/tile_rows.h"
@@ -15,62 +16,6 @@
 namespace lla::cuda::hopper {
 
 namespace {
-
-// One thread: brings queries, keys and what belongs to each head.
-template <int kKeyDim, bool kLinear>
-__device__ void copy_rows(const BackwardParameters& in, const RowLayout& layout, char* shared, RowBarriers* barriers,
-                          int tasks) {
-  using RowTile = SwizzledTile<kBlock, kKeyDim>;
-  Turn stage, once;
-  each_task<kLinear>(in, tasks, [&](const RowTask& task) {
-    const int group = in.group_of(task.first), row = task.block.row;
-    const auto copy = [&](char* to, const CUtensorMap* map, Barrier* full, Barrier* free) {
-      wait(free, once.phase ^ 1);
-      arrive_expect_bytes(full, RowTile::kBytes);
-      for (int panel = 0; panel < RowTile::kPanels; ++panel)
-        load_box(to + panel * RowTile::kPanelBytes, map, {64 * panel, row, group}, full);
-    };
-    const uint32_t factor_bytes = static_cast<uint32_t>(BlockFactors::bytes(__popcll(task.reads), kLinear));
-    copy(shared, &in.q, &barriers->q_full, &barriers->q_free);
-    for (int i = task.first; i < task.end; ++i) {
-      const int head = in.head_of(i);
-      Barrier* full = &barriers->head_full[stage.index];
-      wait(&barriers->tiles_free[stage.index], stage.phase ^ 1);
-      arrive_expect_bytes(full, 2 * layout.value_bytes + factor_bytes);
-      load_box(shared + layout.dy(stage.index), &in.dy, {0, row, head}, full);
-      load_box(shared + layout.v(stage.index), &in.v, {0, row, head}, full);
-      wait(&barriers->factors_free[stage.index], stage.phase ^ 1);
-      load_bytes(shared + layout.factors(stage.index), in.factors(in.slot(task.block.place, i)), factor_bytes, full);
-      if (i == task.first) copy(shared + layout.k_begin, &in.k, &barriers->k_full, &barriers->k_free);
-      // What the end of the task waits for. Much earlier, it would have left the cache again.
-      if (i + 1 == task.end && in.adds && in.dq.present())
-        prefetch_bytes(part_sums<kKeyDim>(in, in.dq_parts, task.block, task.part), kBlock * kKeyDim * 4);
-      stage.next(kHeadStages);
-    }
-    once.next(1);
-  });
-}
-
-// One thread: brings the nodes.
-template <int kKeyDim, bool kLinear>
-__device__ void copy_nodes(const BackwardParameters& in, const RowLayout& layout, char* shared, RowBarriers* barriers,
-                           int tasks) {
-  Turn ring;
-  each_task<kLinear>(in, tasks, [&](const RowTask& task) {
-    for (int i = task.first; i < task.end; ++i) {
-      // Linear: one always. No state: a box before the tensor, zeros.
-      for (uint32_t left = kLinear ? 1 : task.reads; left; left &= left - 1) {
-        const int end = task.block.node_end(__ffsll(left) - 1, kLinear);
-        const int64_t slot = task.reads ? in.slot(task.block.place_of(end), i) : -1;
-        wait(&barriers->node_free[ring.index], ring.phase ^ 1);
-        arrive_expect_bytes(&barriers->node_full[ring.index], layout.node_bytes);
-        load_box(shared + layout.node(ring.index), &in.nodes, {0, static_cast<int32_t>(slot * kKeyDim)},
-                 &barriers->node_full[ring.index]);
-        ring.next(layout.ring);
-      }
-    }
-  });
-}
 
 // A warpgroup's half of the rows.
 template <int kKeyDim, bool kLinear>
@@ -276,8 +221,8 @@ struct RowGradients {
   }
 
   // ---- linear ------------------------------------------------------------------------------------------------------------
-  // Rows of the second half read all sources, so that they are twice the work: the first warpgroup makes their weights for the
-  // first half's sources.
+  // Rows of the second half read all sources, so that they are twice the work: the first warpgroup makes their weights for
+  // the first half's sources.
 
   __device__ __forceinline__ ScoresKept own_scores() const {
     float4* own = reinterpret_cast<float4*>(shared + layout.scores_begin + static_cast<uint32_t>(half) * kOwnScoreBytes);
@@ -347,7 +292,8 @@ struct RowGradients {
     masks().mask_first(products, scores_across(), factors(), first, weights, reads);
     const float own = sum_own(reads);
     if (lane % 4 < 2)
-      reinterpret_cast<float*>(shared + layout.staging(stage.index))[(first + own_row()) * layout.staged + kInnerLevels] = own;
+      reinterpret_cast<float*>(shared + layout.staging(stage.index))[(first + own_row()) * layout.staged + kInnerLevels] =
+          own;
     wait(&barriers->across_free, across.phase ^ 1);
     const Place at = block_row(lane);
 #pragma unroll
@@ -446,7 +392,7 @@ struct RowGradients {
 
   __device__ __forceinline__ void store_gradient(const RowTask& task) const {
     if (!in.dq.present()) return;
-    if (in.parts_of_group == 1) return store_rows(task);
+    if (in.parts_of_group == 1 || in.chained_rows) return store_rows(task);
     store_sums<kKeyDim>(part_sums<kKeyDim>(in, in.dq_parts, task.block, task.part) + first_row() * kKeyDim, gradient,
                         in.adds);
   }
@@ -519,6 +465,13 @@ struct RowGradients {
         else
           run_head(task);
         if (i == task.first) release(&barriers->q_free);  // products with the queries are through
+        const int done = i + 1 - task.first;
+        if (in.chained_rows && in.dq.present() && (done % in.bundle == 0 || i + 1 == task.end)) {
+          constexpr int kThreads = 32 * kRowWarps;
+          float* sums = in.dq_chain + static_cast<int64_t>(blockIdx.x) * (kBlock * kKeyDim);
+          chain_sums<kThreads>(reinterpret_cast<float4*>(sums) + threadIdx.x - (kRowThreads - kThreads), gradient,
+                               done > in.bundle, i + 1 < task.end);
+        }
       }
       release(&barriers->k_free);
       once.next(1);
@@ -575,7 +528,7 @@ int32_t launch_rows(const BackwardParameters& in, void* stream) {
   int nodes = kMostNodes;
   while (nodes > 0 && !layout.place(kKeyDim, in.entries, in.factor_bytes, in.linear, nodes)) --nodes;
   if (nodes == 0) return LLA_INTERNAL;
-  const int64_t tasks = in.batch.count * in.blocks * in.part_count, most = multiprocessors();
+  const int64_t tasks = in.batch.count * in.blocks * in.tasks_of_block(in.chained_rows), most = multiprocessors();
   if (tasks >= int64_t{1} << 30) return LLA_INTERNAL;
   return launch(in.linear ? row_gradients<kKeyDim, true> : row_gradients<kKeyDim, false>, tasks < most ? tasks : most,
                 kRowThreads, layout.bytes, stream, in, layout, static_cast<int>(tasks));

@@ -90,10 +90,11 @@ __device__ __forceinline__ void each_task(const BackwardParameters& in, int task
     const int number = begin + turn;
     turn = blocks - 1 - turn;
     RowTask task;
-    if (number >= tasks || !find_block(in, number / in.part_count, &task.block)) continue;
-    task.part = in.part_begin + number % in.part_count;
+    const int each = in.tasks_of_block(in.chained_rows);
+    if (number >= tasks || !find_block(in, number / each, &task.block)) continue;
+    task.part = in.first_part(in.chained_rows, number % each);
     task.first = in.part_first(task.part);
-    task.end = in.part_end(task.part);
+    task.end = in.task_end(in.chained_rows, task.part);
     task.reads = task.block.reads(kLinear);
     work(task);
   }

@@ -94,4 +94,32 @@ __device__ __forceinline__ void store_sums(float* to, const float (&sums)[kColum
   }
 }
 
+// A thread's sums, continued from those of earlier parts, and left for later ones: in memory of its own, [i][kThreads]. What
+// stays in the cache, since it is used again soon.
+template <int kThreads, int kCount>
+__device__ __forceinline__ void chain_sums(float4* memory, float (&sums)[kCount], bool adds, bool leaves) {
+  constexpr int kAhead = 8;
+  if (adds) {
+#pragma unroll
+    for (int begin = 0; begin < kCount / 4; begin += kAhead) {
+      float4 before[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) before[i] = memory[(begin + i) * kThreads];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const float x[4] = {before[i].x, before[i].y, before[i].z, before[i].w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sums[4 * (begin + i) + j] += x[j];
+      }
+    }
+  }
+  if (!leaves) return;
+#pragma unroll
+  for (int i = 0; i < kCount / 4; ++i) {
+    memory[i * kThreads] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sums[4 * i + j] = 0;
+  }
+}
+
 }  // namespace lla::cuda::hopper
