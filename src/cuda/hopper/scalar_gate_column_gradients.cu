@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scalar gate backward on Hopper: what the rows of a block get as sources, dk, dv and dwrite, and what others read of them.
 // The mirror of the forward within a block: rows of the products here are sources. Sources of the first half are read by all
-// rows, so that they are twice the work: what the second half's rows read of them is weighed by the second warpgroup.
+// rows, so that they are twice the work: each warpgroup weighs what one half of the second half's rows read of them.
 #include "cuda/hopper/capability.h"
 #include "cuda/hopper/fragment.h"
 #include "cuda/hopper/scalar_gate_column_tasks.h"
@@ -24,6 +24,10 @@ struct ColumnSweep {
   Turn stage, across;
   uint32_t phase = 0;       // of q and k
   float keys[kKeyDim / 2];  // dk, of all heads so far
+
+  using Quarter = float[16];  // 64 sources with 32 rows of a warpgroup
+  // Of the second half's rows, those with which this warpgroup weighs the first half's sources.
+  __device__ __forceinline__ int first_across() const { return kHalf + kHalf / 2 * half; }
 
   // What a thread has of a head; [2]: of its sources first() and 8 on.
   struct Scalars {
@@ -83,9 +87,9 @@ struct ColumnSweep {
     commit_products();
   }
 
-  // Of the sources of half `from` with this half's rows: k q^T.
-  __device__ __forceinline__ void issue_scores(Sums& scores, int from) const {
-    const uint64_t k = operand<RowTile>(shared + Layout::kK, Major::kDepth, kHalf * from, 0);
+  // Of the half with itself: k q^T.
+  __device__ __forceinline__ void issue_scores(Sums& scores) const {
+    const uint64_t k = operand<RowTile>(shared + Layout::kK, Major::kDepth, kHalf * half, 0);
     const uint64_t q = operand<RowTile>(shared + Layout::kQ, Major::kDepth, kHalf * half, 0);
     make_fresh(scores);
     fence_products(scores);
@@ -97,8 +101,8 @@ struct ColumnSweep {
     commit_products();
   }
   // v dy^T.
-  __device__ __forceinline__ void issue_reads(Sums& reads, int from) const {
-    const uint64_t v = operand<ValueTile>(tile(Layout::kV), Major::kDepth, kHalf * from, 0);
+  __device__ __forceinline__ void issue_reads(Sums& reads) const {
+    const uint64_t v = operand<ValueTile>(tile(Layout::kV), Major::kDepth, kHalf * half, 0);
     const uint64_t dy = operand<ValueTile>(tile(Layout::kDy), Major::kDepth, kHalf * half, 0);
     make_fresh(reads);
     fence_products(reads);
@@ -117,23 +121,38 @@ struct ColumnSweep {
     return own[32 * max(n - 2 * warp, 0) + lane];
   }
   __device__ __forceinline__ float4& scores_across(int n) const {
-    return reinterpret_cast<float4*>(shared + Layout::kScoresAcross)[128 * n + 32 * warp + lane];
+    return reinterpret_cast<float4*>(shared + Layout::kScoresAcross)[128 * (4 * half + n) + 32 * warp + lane];
   }
+  // Of the first half's sources (of a tile [row][depth]) with the rows across of which this warpgroup has the weights.
+  template <class Tile, int kDepth>
+  __device__ __forceinline__ void issue_across_sums(Quarter& sums, const char* sources, const char* rows) const {
+    const uint64_t a = operand<Tile>(sources, Major::kDepth, 0, 0);
+    const uint64_t b = operand<Tile>(rows, Major::kDepth, first_across(), 0);
+    make_fresh(sums);
+    fence_products(sums);
+#pragma unroll
+    for (int depth = 0; depth < kDepth; depth += kDepthStep)
+      multiply<Half::kBf16, Major::kDepth, Major::kDepth>(
+          sums, moved(a, depth_offset(Major::kDepth, depth, Tile::kPanelBytes)),
+          moved(b, depth_offset(Major::kDepth, depth, Tile::kPanelBytes)), depth > 0);
+    commit_products();
+  }
+
   // Scores of the part, once for all heads.
   __device__ __forceinline__ void make_scores() const {
     Sums sums;
-    issue_scores(sums, half);
+    issue_scores(sums);
     wait_products<0>(sums);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       if (n >= 2 * warp) own_scores(n) = make_float4(sums[4 * n], sums[4 * n + 1], sums[4 * n + 2], sums[4 * n + 3]);
     }
-    if (half == 0) return;
-    issue_scores(sums, 0);
-    wait_products<0>(sums);
+    Quarter across;
+    issue_across_sums<RowTile, kKeyDim>(across, shared + Layout::kK, shared + Layout::kQ);
+    wait_products<0>(across);
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
-      scores_across(n) = make_float4(sums[4 * n], sums[4 * n + 1], sums[4 * n + 2], sums[4 * n + 3]);
+    for (int n = 0; n < 4; ++n)
+      scores_across(n) = make_float4(across[4 * n], across[4 * n + 1], across[4 * n + 2], across[4 * n + 3]);
   }
 
   // Of this half's rows: dy times their weights, to dv, and q times the gradients of scores, to dk.
@@ -155,17 +174,22 @@ struct ColumnSweep {
           keys, gradients[step], moved(q, depth_offset(Major::kOuter, kDepthStep * step, RowTile::kPanelBytes)), true);
     commit_products();
   }
-  // The same across, by the first warpgroup, of the second half's rows.
+  // The same across, by the first warpgroup: its own weights, then the other's.
   template <class Tile, int kCount>
-  __device__ __forceinline__ void issue_across(float (&sums)[kCount], uint32_t weights, const char* rows) {
-    const uint64_t a = operand<typename Layout::AcrossTile>(shared + weights, Major::kDepth, 0, 0);
+  __device__ __forceinline__ void issue_across(float (&sums)[kCount], const uint32_t (&own)[2][4], uint32_t others,
+                                               const char* rows) {
     const uint64_t b = operand<Tile>(rows, Major::kOuter, 0, kHalf);
+    const uint64_t a = operand<typename Layout::AcrossTile>(shared + others, Major::kDepth, 0, 0);
     fence_products(sums);
 #pragma unroll
-    for (int depth = 0; depth < kHalf; depth += kDepthStep)
+    for (int step = 0; step < 2; ++step)
+      multiply<Half::kBf16, Major::kOuter>(
+          sums, own[step], moved(b, depth_offset(Major::kOuter, kDepthStep * step, Tile::kPanelBytes)), true);
+#pragma unroll
+    for (int step = 0; step < 2; ++step)
       multiply<Half::kBf16, Major::kDepth, Major::kOuter>(
-          sums, moved(a, depth_offset(Major::kDepth, depth, Layout::AcrossTile::kPanelBytes)),
-          moved(b, depth_offset(Major::kOuter, depth, Tile::kPanelBytes)), true);
+          sums, moved(a, depth_offset(Major::kDepth, kDepthStep * step, Layout::AcrossTile::kPanelBytes)),
+          moved(b, depth_offset(Major::kOuter, kHalf / 2 + kDepthStep * step, Tile::kPanelBytes)), true);
     commit_products();
   }
 
@@ -226,25 +250,14 @@ struct ColumnSweep {
     return row < source ? 0.0f : differ == 0 ? factors[0] : pair;
   }
 
-  // The first half's sources with the second half's rows are all at level 7: the rows' factors.
-  __device__ __forceinline__ void load_second(const SourceFactors& factors, float (&rows)[16]) const {
-    const float* level = factors.level[kInnerLevels - 1] + kHalf + 2 * (lane % 4);
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const float2 a = *reinterpret_cast<const float2*>(level + 8 * n);
-      rows[2 * n] = a.x;
-      rows[2 * n + 1] = a.y;
-    }
-  }
-
   // What the rows read of the sources, and the operands of the sums that follow.
-  template <bool kOwn, class Mask>
-  __device__ __forceinline__ void weigh(const Sums& reads, const float (&write)[2], Scalars* scalars,
-                                        uint32_t (&weights)[4][4], uint32_t (&gradients)[4][4], Mask mask) const {
+  template <bool kOwn, int kSteps, class Mask>
+  __device__ __forceinline__ void weigh(const float (&reads)[8 * kSteps], const float (&write)[2], Scalars* scalars,
+                                        uint32_t (&weights)[kSteps][4], uint32_t (&gradients)[kSteps][4], Mask mask) const {
     // What a row reads of itself counts apart: this lane has the element `differs` of a pair, if any, in eight 2 warp + h.
     const int differs = lane / 4 ^ 2 * (lane % 4);
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
+    for (int n = 0; n < 2 * kSteps; ++n) {
       const float4 four = kOwn ? own_scores(n) : scores_across(n);
       const float score[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
@@ -267,29 +280,36 @@ struct ColumnSweep {
     }
   }
 
-  // What the second half's rows read of the first half's sources, by the second warpgroup. Its own products run meanwhile.
-  __device__ __forceinline__ void weigh_across(const SourceFactors& factors, Sums& reads, uint32_t (&weights)[4][4],
-                                               uint32_t (&gradients)[4][4]) const {
+  // What the rows across read of the first half's sources: all at level 7.
+  __device__ __forceinline__ void weigh_across(const SourceFactors& factors, const Quarter& reads, float (&others)[2],
+                                               uint32_t (&weights)[2][4], uint32_t (&gradients)[2][4]) const {
     const int source = 16 * warp + lane / 4;
-    const float* level = factors.level[kInnerLevels - 1];
-    const float sources[2] = {level[source], level[source + 8]},
-                write[2] = {factors.write[source], factors.write[source + 8]};
-    float rows[16];
-    load_second(factors, rows);
+    const float *level = factors.level[kInnerLevels - 1], *at = level + first_across() + 2 * (lane % 4);
+    const float sources[2] = {level[source], level[source + 8]};
+    const float write[2] = {factors.write[source], factors.write[source + 8]};
+    float rows[8];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const float2 a = *reinterpret_cast<const float2*>(at + 8 * n);
+      rows[2 * n] = a.x;
+      rows[2 * n + 1] = a.y;
+    }
     Scalars scalars;
-    wait_products<0>(reads);
-    weigh<false>(reads, write, &scalars, weights, gradients,
-                 [&](int e) { return rows[e / 4 * 2 + e % 2] * sources[e / 2 % 2]; });
-    // Nobody else writes here, and who reads waits for `across_full`.
-    wait(&barriers->across_free, across.phase ^ 1);
-    const float others = sum_lanes(scalars.others);
-    if (lane % 4 < 2) reinterpret_cast<float*>(shared + Layout::kOthers)[source + 8 * (lane % 2)] = others;
+    weigh<false, 2>(reads, write, &scalars, weights, gradients,
+                    [&](int e) { return rows[e / 4 * 2 + e % 2] * sources[e / 2 % 2]; });
+    others[0] = scalars.others[0];
+    others[1] = scalars.others[1];
   }
-  __device__ __forceinline__ void hand_over(const uint32_t (&weights)[4][4], const uint32_t (&gradients)[4][4]) const {
+  // By the second warpgroup. Nobody else writes here, and who reads waits for `across_full`.
+  __device__ __forceinline__ void hand_over(const float (&of_sources)[2], const uint32_t (&weights)[2][4],
+                                            const uint32_t (&gradients)[2][4]) const {
+    wait(&barriers->across_free, across.phase ^ 1);
+    const float others = sum_lanes(of_sources);
+    if (lane % 4 < 2) reinterpret_cast<float*>(shared + Layout::kOthers)[16 * warp + lane / 4 + 8 * (lane % 2)] = others;
     const Place at = block_row(lane);
     const uint32_t to = shared_address(shared + Layout::kWeights);
 #pragma unroll
-    for (int step = 0; step < 4; ++step) {
+    for (int step = 0; step < 2; ++step) {
       const uint32_t place = Layout::AcrossTile::offset(16 * warp + at.row, kDepthStep * step + at.column);
       store_matrices<false>(to + place, weights[step]);
       store_matrices<false>(to + (Layout::kGradients - Layout::kWeights) + place, gradients[step]);
@@ -370,27 +390,29 @@ struct ColumnSweep {
       sync_some(1, 256);
     }
     Sums values, reads;
-    uint32_t weights[4][4], gradients[4][4];
+    Quarter reads_across;
+    uint32_t weights[4][4], gradients[4][4], weights_across[2][4], gradients_across[2][4];
     Scalars scalars;
     const SourceFactors& factors = sources();
+    issue_across_sums<ValueTile, kColumns>(reads_across, tile(Layout::kV), tile(Layout::kDy));
+    issue_reads(reads);
+    issue_node(values);
+    wait(&barriers->sources_full[stage.index], stage.phase);
+    float others[2];
+    wait_products<2>(reads_across);
+    weigh_across(factors, reads_across, others, weights_across, gradients_across);
     if (half == 1) {
-      issue_reads(reads, 0);
-      wait(&barriers->sources_full[stage.index], stage.phase);
-      weigh_across(factors, reads, weights, gradients);
-      issue_reads(reads, half);
-      issue_node(values);
-      hand_over(weights, gradients);
+      hand_over(others, weights_across, gradients_across);
     } else {
-      issue_reads(reads, half);
-      issue_node(values);
-      wait(&barriers->sources_full[stage.index], stage.phase);
+      scalars.others[0] = others[0];
+      scalars.others[1] = others[1];
     }
     const float write[2] = {factors.write[first()], factors.write[first() + 8]};
     // Factors are fetched while products run.
     Sums mask;
     mask_own(factors, mask);
     wait_products<1>(reads);
-    weigh<true>(reads, write, &scalars, weights, gradients, [&](int e) { return mask[e]; });
+    weigh<true, 4>(reads, write, &scalars, weights, gradients, [&](int e) { return mask[e]; });
     issue_keys(gradients);
     wait_products<1>(values);
     uint32_t value[4][4];
@@ -399,17 +421,21 @@ struct ColumnSweep {
     issue_folded(value);
     if (half == 0) {
       wait(&barriers->across_full, across.phase);
-      issue_across<ValueTile>(values, Layout::kWeights, tile(Layout::kDy));
-      issue_across<RowTile>(keys, Layout::kGradients, shared + Layout::kQ);
+      issue_across<ValueTile>(values, weights_across, Layout::kWeights, tile(Layout::kDy));
+      issue_across<RowTile>(keys, gradients_across, Layout::kGradients, shared + Layout::kQ);
     }
     store_scalars(block, number, head, scalars, write);
     // The last product, for the keys, runs while dv is stored.
     wait_products<1>(values);
     pin_all(weights);
+    pin(weights_across[0]);
+    pin(weights_across[1]);
     const bool boxes = in.dv_boxes && block.lo == 0 && block.hi == kBlock;
     store_values(block, head, values, write, boxes);
     wait_products<0>(keys);
     pin_all(gradients, value);
+    pin(gradients_across[0]);
+    pin(gradients_across[1]);
     if (half == 0) release(&barriers->across_free);
     across.next(1);
     if (boxes && lane == 0) wait_stores_read<0>();
