@@ -469,13 +469,13 @@ struct ColumnSweep {
   __device__ __forceinline__ void store_keys(const BlockOfRows& block, int part) const {
     if (!in.dk.present()) return;
     if (whole()) {
-      const int columns = static_cast<int>(in.shape.key_dim);
+      const int columns = static_cast<int>(in.shape.key_dim), group = in.group_of(in.part_first(part));
 #pragma unroll
       for (int column = 0; column < kKeyDim; column += 64) {
         if (column >= columns) continue;
         // By way of the sources' keys, which nobody needs any more.
         store(
-            in.dk, block, part, column, columns,
+            in.dk, block, group, column, columns,
             shared + Layout::kK + column / 64 * RowTile::kPanelBytes + first_source() * kSwizzleRow,
             [](int row, int chunk) { return ValueTile::offset(row, 8 * chunk); },
             [&](int i) { return keys[column / 2 + i]; });
