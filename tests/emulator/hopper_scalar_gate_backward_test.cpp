@@ -185,6 +185,25 @@ TEST_F(HopperScalarGateBackward, BitsDoNotDependOnSlices) {
   }
 }
 
+// All parts of a group one after the other, of all sequences or of some, or each part alone.
+TEST_F(HopperScalarGateBackward, BitsDoNotDependOnChains) {
+  for (const int64_t levels : {0, 10}) {
+    for (const int64_t groups : {1, 2}) {
+      Case c = make_case(18, groups, 40, 8, levels, {{384}, {100, 256}, {300}});
+      SCOPED_TRACE(describe(c));
+      check(c);
+      const Values whole = run_hopper(c);
+      for (const char* bytes : {"1", "4000000"}) {
+        setenv("LLA_EMULATED_SCRATCH", bytes, 1);
+        expect_same(whole, run_hopper(c));
+      }
+      unsetenv("LLA_EMULATED_SCRATCH");
+      c.accumulate = true;
+      if (groups == 2) check(c);
+    }
+  }
+}
+
 // The same rows of the same tensors, beside one other sequence or beside two.
 TEST_F(HopperScalarGateBackward, BitsDoNotDependOnTheBatch) {
   for (const int64_t levels : {0, 15}) {

@@ -150,7 +150,8 @@ struct Options {
   int heads = 2, groups = 1, key_dim = 128, value_dim = 64, levels = 0;
   std::vector<Part> parts;
   bool absorb = false, cyclic = false, gate = true, write = true, accumulate = false;
-  double hard = 0;  // share of gates that are -inf or -700
+  bool boxes = true;  // dv by the copy engine, unless it accumulates
+  double hard = 0;    // share of gates that are -inf or -700
   int32_t factor_type = LLA_F32;
   int part_begin = 0, part_count = -1;  // of the slice
   uint64_t seed = 1;
@@ -247,6 +248,8 @@ class Problem {
     in.k = map_of(*k);
     in.v = map_of(*v);
     in.dy = map_of(*dy);
+    in.dv_boxes = o.boxes && !o.accumulate;
+    in.dv_rows = map_of(*dv, kWarpRows);
 
     in.blocks = 1;
     for (const Sequence& s : sequences) {
@@ -285,8 +288,10 @@ class Problem {
     in.through = through->device<float>();
     in.node_pieces = pieces->device<float>();
     in.dk_parts = dk_parts->device<float>();
-    in.nodes = map_of_nodes(in.nodes_memory);
-    in.grads = map_of_nodes(in.grads_memory);
+    in.nodes = map_of_nodes(in.nodes_memory, key_dim);
+    in.grads = map_of_nodes(in.grads_memory, key_dim);
+    in.node_halves = map_of_nodes(in.nodes_memory, 64);
+    in.grad_halves = map_of_nodes(in.grads_memory, 64);
   }
 
   Memory* memory(size_t bytes) {
@@ -311,19 +316,19 @@ class Problem {
     t.reset(new Tensor(rows, heads, dim, dtype));
     fill(*t, [&] { return size * normal(); });
   }
-  CUtensorMap map_of(const Tensor& t) {
+  CUtensorMap map_of(const Tensor& t, int32_t box_rows = kBlock) {
     TensorView<3> view{TensorType::kBf16,
                        t.view.data,
                        {t.dim, t.rows, t.heads},
                        {2 * t.view.row_stride, 2 * t.view.head_stride},
-                       {64, kBlock, 1}};
+                       {64, box_rows, 1}};
     CUtensorMap map;
     check(make_map(view, &map));
     return map;
   }
-  CUtensorMap map_of_nodes(unsigned short* data) {
+  CUtensorMap map_of_nodes(unsigned short* data, int32_t box_rows) {
     TensorView<2> view{
-        TensorType::kBf16, data, {kColumns, in.places * in.head_count * key_dim}, {2 * kColumns}, {64, key_dim}};
+        TensorType::kBf16, data, {kColumns, in.places * in.head_count * key_dim}, {2 * kColumns}, {64, box_rows}};
     CUtensorMap map;
     check(make_map(view, &map));
     return map;

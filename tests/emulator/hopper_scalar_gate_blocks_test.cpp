@@ -77,12 +77,14 @@ struct Blocks {
     in.through = through.data();
     in.row_reads = row_reads.data();
     in.nodes_memory = nodes.data();
-    const TensorView<2> rows_of_nodes{TensorType::kBf16,
-                                      nodes.data(),
-                                      {kColumns, static_cast<int64_t>(slots) * key_dim},
-                                      {2 * kColumns},
-                                      {kColumns, key_dim}};
+    TensorView<2> rows_of_nodes{TensorType::kBf16,
+                                nodes.data(),
+                                {kColumns, static_cast<int64_t>(slots) * key_dim},
+                                {2 * kColumns},
+                                {kColumns, key_dim}};
     EXPECT_EQ(make_map(rows_of_nodes, &in.nodes), LLA_OK);
+    rows_of_nodes.box[1] = 64;
+    EXPECT_EQ(make_map(rows_of_nodes, &in.node_halves), LLA_OK);
     k = Tensor(LLA_BF16, row, shape.groups, shape.key_dim);
     v = Tensor(LLA_BF16, row, shape.heads, shape.value_dim);
     gate = Tensor(LLA_F32, row, shape.heads, 1);
@@ -197,8 +199,9 @@ TEST(HopperScalarGateBlocks, States) {
   check_nodes(Blocks(shape_of(2, 2, 128, 64, true), {{128 * 3, 50}}, 1, 1));
   check_nodes(Blocks(shape_of(1, 1, 64, 64, true), {{128 * 70 + 5, 100}, {300}}, 0, 1));
   // Over segments.
-  check_nodes(Blocks(shape_of(1, 1, 64, 64, true), {{128 * 5, 128 * 62 + 9}, {300, 128 * 63}}, 0, 1));
-  check_nodes(Blocks(shape_of(1, 1, 8, 8, true), {{128 * 70, 128 * 126}}, 0, 1));
+  check_nodes(Blocks(shape_of(1, 1, 64, 64, true), {{128 * 5, 128 * 126 + 9}, {300, 128 * 127}}, 0, 1));
+  check_nodes(Blocks(shape_of(1, 1, 128, 8, true), {{128 * 5, 128 * 126 + 9}, {300, 128 * 127}}, 0, 1));
+  check_nodes(Blocks(shape_of(1, 1, 8, 8, true), {{128 * 133, 128 * 254}}, 0, 1));
 }
 
 void check_gates(Blocks b, double hard = 0) {

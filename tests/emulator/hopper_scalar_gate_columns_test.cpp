@@ -27,6 +27,7 @@ std::vector<Options> cases() {
   Options slice = log;
   slice.heads = 11, slice.key_dim = 64, slice.value_dim = 24, slice.parts = {{140, 250}, {9, 5}};
   slice.part_begin = 1, slice.part_count = 1;
+  slice.boxes = false;
   slice.factor_type = LLA_F16;
   Options narrow = log;
   narrow.heads = 4, narrow.groups = 4, narrow.key_dim = 40, narrow.value_dim = 64, narrow.levels = 9, narrow.absorb = true;
@@ -80,7 +81,11 @@ TEST(HopperScalarGateNodeGradients, Down) {
   deep.parts = {{128 * 75 + 30, 128 * 30 + 100}, {128 * 3, 128 * 1023 - 5}};
   all.push_back(deep);
   deep.levels = 0;  // two segments, three, and one
-  deep.parts = {{128 * 5 + 30, 128 * 62 + 100}, {128 * 69, 128 * 126 - 5}, {128 * 3, 0}};
+  deep.parts = {{128 * 5 + 30, 128 * 126 + 100}, {128 * 133, 128 * 254 - 5}, {128 * 3, 0}};
+  all.push_back(deep);
+  deep.key_dim = 128;
+  all.push_back(deep);
+  deep.parts = {{128 * 9, 100}};  // one task: in two halves
   all.push_back(deep);
   for (size_t i = 0; i < all.size(); ++i) {
     Problem p(all[i]);

@@ -14,7 +14,7 @@ inline int64_t most_scratch() {
 #if defined(LLA_CUDA_EMULATED)
   if (const char* bytes = std::getenv("LLA_EMULATED_SCRATCH")) return std::atoll(bytes);
 #endif
-  return int64_t{450} << 20;
+  return int64_t{460} << 20;
 }
 
 inline bool fits_scratch(Size bytes) { return bytes.valid() && bytes.value() <= most_scratch(); }

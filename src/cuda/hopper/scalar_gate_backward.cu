@@ -21,6 +21,14 @@ struct Extent {
   int entries, piece_levels;
   bool linear;
 
+  // Of some sequences, each with places of its own.
+  Extent each(int64_t sequences) const {
+    Extent some = *this;
+    some.places = sequences * blocks;
+    some.piece_places = sequences * BackwardParameters::pieces_of(blocks);
+    return some;
+  }
+
   Extent(const MixerShape& shape, int64_t rows, int64_t sequences, int64_t most_rows, int64_t most_length)
       : places((rows >> kBlockLog) + 2 * sequences),
         piece_places(BackwardParameters::piece_places(rows, sequences)),
@@ -45,8 +53,10 @@ struct Parts {
   int heads(int n) const { return n >= of_group ? n / of_group * members : n * bundle; }
 };
 
+Size larger(const Size& a, const Size& b) { return a.valid() && b.valid() && a.value() < b.value() ? b : a; }
+
 // Bytes of scratch of a slice of n parts: all of whole groups, or some of one group. With memory: carves it.
-Size carve(const Extent& extent, const Parts& parts, int n, char* memory, BackwardParameters* to) {
+Size carve(const Extent& extent, const Parts& parts, int n, bool chained, char* memory, BackwardParameters* to) {
   Size used;
   const auto take = [&](Size bytes) {
     char* here = memory ? memory + used.value() : nullptr;
@@ -55,8 +65,9 @@ Size carve(const Extent& extent, const Parts& parts, int n, char* memory, Backwa
   };
   const Size slots = Size(extent.places) * parts.heads(n);
   const int64_t factor_bytes = BlockFactors::bytes(extent.entries, extent.linear);
-  const Size part = Size(extent.places) * kBlock * parts.key_dim * 4,
-             all_parts = n > 1 && parts.of_group > 1 ? part * n : Size(0);
+  const Size sums = Size(kBlock) * parts.key_dim * 4, part = sums * extent.places;
+  const Size chains = chained ? sums * multiprocessors() : Size(0);
+  const Size all_parts = n > 1 && parts.of_group > 1 && !(chained && extent.linear) ? larger(part * n, chains) : chains;
   const Size nodes = slots * parts.key_dim * kColumns * 2;
   BackwardParameters unused, &in = to ? *to : unused;
   in.factor_bytes = factor_bytes;
@@ -69,14 +80,15 @@ Size carve(const Extent& extent, const Parts& parts, int n, char* memory, Backwa
   in.piece_levels = extent.piece_levels;
   in.node_pieces = reinterpret_cast<float*>(
       take(Size(extent.piece_places) * extent.piece_levels * parts.heads(n) * parts.key_dim * kColumns * 4));
-  // The parts of dq are summed up before anybody writes gradients of nodes, those of dk when nobody reads nodes any more.
-  const Size either = nodes.valid() && all_parts.valid() && nodes.value() < all_parts.value() ? all_parts : nodes;
+  // With chains, these. The parts of dq are summed up before anybody writes gradients of nodes, those of dk when nobody
+  // reads nodes any more.
+  const Size either = larger(nodes, all_parts);
   char *of_nodes = take(either), *of_grads = take(either);
   in.nodes_memory = reinterpret_cast<unsigned short*>(of_nodes);
   in.grads_memory = reinterpret_cast<unsigned short*>(of_grads);
   if (n > 1 && parts.of_group > 1) {
-    in.dq_parts = reinterpret_cast<float*>(of_grads);
-    in.dk_parts = reinterpret_cast<float*>(of_nodes);
+    in.dq_parts = in.dq_chain = reinterpret_cast<float*>(of_grads);
+    in.dk_parts = in.dk_chain = reinterpret_cast<float*>(of_nodes);
   }
   if (n < parts.of_group) {  // a part of its own is added to the sums where it is made
     (n > 1 ? in.dq_sums : in.dq_parts) = reinterpret_cast<float*>(take(part));
@@ -85,7 +97,7 @@ Size carve(const Extent& extent, const Parts& parts, int n, char* memory, Backwa
   return used;
 }
 
-Size bytes_of(const Extent& extent, const Parts& parts, int n) { return carve(extent, parts, n, nullptr, nullptr); }
+Size bytes_of(const Extent& extent, const Parts& parts, int n) { return carve(extent, parts, n, false, nullptr, nullptr); }
 
 bool fits(const Extent& extent, const Parts& parts, int n) { return fits_scratch(bytes_of(extent, parts, n)); }
 
@@ -100,12 +112,29 @@ int choose_parts(const Extent& extent, const Parts& parts, int64_t blocks) {
   return std::max(n, 1);
 }
 
+// Sequences of a slice of whole groups in which tasks chain parts: as many as fit that fill the device well. 0: none. Only
+// where all sequences have about the same length, and never more scratch than without.
+int64_t choose_sequences(const Extent& extent, const Parts& parts, int64_t count) {
+  if (parts.of_group == 1 || count * extent.blocks > extent.places) return 0;
+  const Size all = bytes_of(extent, parts, parts.count);
+  const int64_t groups = parts.count / parts.of_group, most = multiprocessors();
+  int64_t best = 0;
+  for (int64_t n = 1; n <= count; ++n) {
+    const Size bytes = carve(extent.each(n), parts, parts.count, true, nullptr, nullptr);
+    if (!fits_scratch(bytes) || (all.valid() && bytes.value() > all.value())) break;
+    const int64_t tasks = n * extent.blocks * groups, rounds = (tasks + most - 1) / most;
+    if (10 * tasks >= 9 * rounds * most) best = n;
+  }
+  return best;
+}
+
 // One slice. Kernels whose results nobody wants stay away.
 int32_t launch_slice(const BackwardParameters& in, int key_dim, void* stream) {
   const bool gates = in.dgate.present(), rows = gates || in.dq.present() || in.dlambda.present();
   const bool columns = gates || in.dk.present() || in.dv.present() || in.dwrite.present();
   const bool ends = (in.part_begin + in.part_count) % in.parts_of_group == 0;  // a group
-  const bool sums = in.parts_of_group > 1 && (ends || in.dq_sums);
+  const bool sums = in.parts_of_group > 1 && (ends || in.dq_sums), dq_sums = sums && !in.chained_rows,
+             dk_sums = sums && !in.chained;
   int32_t status = LLA_OK;
   const auto then = [&](bool wanted, auto step) {
     if (wanted && status == LLA_OK) status = step();
@@ -113,12 +142,12 @@ int32_t launch_slice(const BackwardParameters& in, int key_dim, void* stream) {
   then(rows || columns, [&] { return launch_factors(in, stream); });
   then(rows || gates, [&] { return launch_block_nodes(in, key_dim, stream); });
   then(rows, [&] { return launch_row_gradients(in, key_dim, stream); });
-  then(sums && in.dq.present(), [&] { return launch_part_sums(in, in.dq, in.dq_parts, in.dq_sums, key_dim, stream); });
+  then(dq_sums && in.dq.present(), [&] { return launch_part_sums(in, in.dq, in.dq_parts, in.dq_sums, key_dim, stream); });
   then(columns, [&] { return launch_node_readers(in, key_dim, stream); });
   then(columns, [&] { return launch_node_gradients(in, key_dim, stream); });
   then(columns, [&] { return launch_column_gradients(in, key_dim, stream); });
   then(gates, [&] { return launch_block_flows(in, stream); });
-  then(sums && in.dk.present(), [&] { return launch_part_sums(in, in.dk, in.dk_parts, in.dk_sums, key_dim, stream); });
+  then(dk_sums && in.dk.present(), [&] { return launch_part_sums(in, in.dk, in.dk_parts, in.dk_sums, key_dim, stream); });
   return status;
 }
 
@@ -129,7 +158,10 @@ int32_t launch_piece(const MixerBackward& p, char* scratch, void* stream) {
   if (batch.count == 0 || batch.most_rows == 0) return LLA_OK;
   const Extent extent(shape, batch.total_rows, batch.count, batch.most_rows, batch.most_length);
   const Parts parts(shape);
-  const int slice = choose_parts(extent, parts, std::min(batch.count * extent.blocks, extent.places));
+  const int64_t sequences = choose_sequences(extent, parts, batch.count);
+  const bool chained = sequences > 0;
+  const int slice =
+      chained ? parts.count : choose_parts(extent, parts, std::min(batch.count * extent.blocks, extent.places));
   BackwardParameters in;
   in.shape = shape;
   in.batch = batch;
@@ -143,27 +175,41 @@ int32_t launch_piece(const MixerBackward& p, char* scratch, void* stream) {
   in.dwrite = p.dwrite;
   in.dlambda = p.dlambda;
   in.linear = shape.levels == 0;
-  in.places = extent.places;
+  in.places = chained ? extent.each(sequences).places : extent.places;
+  in.chained = chained;
+  in.chained_rows = chained && in.linear;
   in.blocks = extent.blocks;
   in.entries = extent.entries;
   in.members = parts.members;
   in.bundle = parts.bundle;
   in.parts_of_group = parts.of_group;
-  carve(extent, parts, slice, scratch, &in);
-  const int64_t node_rows = extent.places * parts.heads(slice) * parts.key_dim;
+  carve(chained ? extent.each(sequences) : extent, parts, slice, chained, scratch, &in);
+  const int64_t node_rows = in.places * parts.heads(slice) * parts.key_dim;
   if (in.entries > kMostEntries || node_rows >= int64_t{1} << 31) return LLA_INTERNAL;
 
   int32_t status = make_map(rows_view(p.q, shape.key_dim, batch.total_rows, shape.groups), &in.q);
   if (status == LLA_OK) status = make_map(rows_view(p.k, shape.key_dim, batch.total_rows, shape.groups), &in.k);
   if (status == LLA_OK) status = make_map(rows_view(p.v, shape.value_dim, batch.total_rows, shape.heads), &in.v);
   if (status == LLA_OK) status = make_map(rows_view(p.dy, shape.value_dim, batch.total_rows, shape.heads), &in.dy);
-  const auto nodes_view = [&](unsigned short* memory) {
-    return TensorView<2>{TensorType::kBf16, memory, {kColumns, node_rows}, {2 * kColumns}, {kColumns, parts.key_dim}};
+  const auto nodes_view = [&](unsigned short* memory, int rows) {
+    return TensorView<2>{TensorType::kBf16, memory, {kColumns, node_rows}, {2 * kColumns}, {kColumns, rows}};
   };
-  if (status == LLA_OK) status = make_map(nodes_view(in.nodes_memory), &in.nodes);
-  if (status == LLA_OK) status = make_map(nodes_view(in.grads_memory), &in.grads);
+  if (status == LLA_OK) status = make_map(nodes_view(in.nodes_memory, parts.key_dim), &in.nodes);
+  if (status == LLA_OK) status = make_map(nodes_view(in.grads_memory, parts.key_dim), &in.grads);
+  if (status == LLA_OK) status = make_map(nodes_view(in.nodes_memory, 64), &in.node_halves);
+  if (status == LLA_OK) status = make_map(nodes_view(in.grads_memory, 64), &in.grad_halves);
+  in.dv_boxes = p.dv.present() && !p.dv.accumulate && can_copy(p.dv, shape.value_dim, batch.total_rows, shape.heads);
+  if (status == LLA_OK && in.dv_boxes)
+    status = make_map(rows_view(p.dv, shape.value_dim, batch.total_rows, shape.heads, kWarpRows), &in.dv_rows);
 
-  for (int begin = 0; begin < parts.count && status == LLA_OK; begin += in.part_count) {
+  for (int64_t begin = 0; chained && begin < batch.count && status == LLA_OK; begin += sequences) {
+    in.batch.sequences = batch.sequences + begin;
+    in.batch.count = std::min(sequences, batch.count - begin);
+    in.part_count = parts.count;
+    in.head_count = static_cast<int>(shape.heads);
+    status = launch_slice(in, parts.key_dim, stream);
+  }
+  for (int begin = 0; !chained && begin < parts.count && status == LLA_OK; begin += in.part_count) {
     const int group_end = (begin / parts.of_group + 1) * parts.of_group;
     in.part_begin = begin;
     // Slices are whole groups, or lie within one.

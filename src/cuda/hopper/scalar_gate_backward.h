@@ -21,6 +21,7 @@
 
 namespace lla::cuda::hopper {
 
+constexpr int kWarpRows = 16;     // of a product
 constexpr int kBundle = 8;        // heads of a group whose dq and dk one block of threads sums up in registers
 constexpr int kMostEntries = 16;  // nodes that a block reads at most: sequences have up to 2^21 rows
 // Readers of a node go in pieces of so many blocks, aligned; of nodes of higher levels, their sums are put together later.
@@ -28,7 +29,7 @@ constexpr int kPieceLog = 5, kPiece = 1 << kPieceLog;
 constexpr int kFlowPlace = 8;  // in BlockFactors::newer
 // Linear: states and their gradients are sums within aligned segments of so many blocks first; then what crosses segments is
 // added.
-constexpr int kSegmentLog = 6, kSegment = 1 << kSegmentLog;
+constexpr int kSegmentLog = 7, kSegment = 1 << kSegmentLog;
 
 // What rows and sources of one block and head need. Log-linear: behind it lies λ[level or kInnerLevels + 1 + entry][128],
 // for the levels within the block, then the nodes that the block reads, entries in order of levels; zero where a row has no
@@ -53,11 +54,14 @@ struct BlockFactors {
 struct BackwardParameters {
   CUtensorMap q, k, v, dy;   // as in SweepParameters: boxes of 64 columns and 128 rows
   CUtensorMap nodes, grads;  // of the scratch below, as rows of 64 columns: boxes of 64 columns and key_dim (padded) rows
+  CUtensorMap node_halves, grad_halves;  // linear, 128 rows: the same in boxes of 64
+  CUtensorMap dv_rows;                   // boxes of 64 columns and a warp's 16 rows; only where `dv_boxes`
   MixerShape shape;
   BatchView batch;
   View gate, write, lambda;
   View dq, dk, dv, dgate, dwrite, dlambda;  // absent: not wanted
   bool linear = false;
+  bool dv_boxes = false;  // dv can be written by the copy engine
 
   int64_t places = 0;  // of blocks, of all sequences; some stay empty
   int64_t blocks = 1;  // that a sequence touches at most
@@ -66,6 +70,10 @@ struct BackwardParameters {
   int parts_of_group = 1;
   // The slice: heads in the order of head_of(), whole parts of them.
   int head_begin = 0, head_count = 0, part_begin = 0, part_count = 0;
+  // Where the slice has whole groups of some sequences, a task of columns takes all parts of a group, one after the other,
+  // and sums them up in memory of its block of threads. One of rows does the same where all blocks have the same work:
+  // linear.
+  bool chained = false, chained_rows = false;
   int entries = 0;           // most that a block reads
   int64_t factor_bytes = 0;  // of BlockFactors and its λ: a multiple of 16
 
@@ -87,6 +95,8 @@ struct BackwardParameters {
   float *dq_parts = nullptr, *dk_parts = nullptr;  // [part of the slice][place][128][key_dim padded]
   float *dq_sums = nullptr, *dk_sums = nullptr;    // [place][128][key_dim padded]: of the group's earlier slices
   bool adds = false;
+  // Chained: [block of threads][128 * key_dim padded], in an order of the kernel's own.
+  float *dq_chain = nullptr, *dk_chain = nullptr;
 
   // The head with number i of the order in which members of a group are neighbours, and its group.
   LLA_HOST_DEVICE int head_of(int i) const {
@@ -100,6 +110,10 @@ struct BackwardParameters {
     const int end = part_first(part) + bundle, group_end = (part / parts_of_group + 1) * members;
     return end < group_end ? end : group_end;
   }
+  // Tasks of a block of rows; the first part of a task, and its last head and one more.
+  LLA_HOST_DEVICE int tasks_of_block(bool chained) const { return chained ? part_count / parts_of_group : part_count; }
+  LLA_HOST_DEVICE int first_part(bool chained, int task) const { return part_begin + task * (chained ? parts_of_group : 1); }
+  LLA_HOST_DEVICE int task_end(bool chained, int part) const { return part_end(chained ? part + parts_of_group - 1 : part); }
   LLA_HOST_DEVICE int64_t slot(int64_t place, int i) const { return place * head_count + (i - head_begin); }
   LLA_HOST_DEVICE BlockFactors* factors(int64_t slot) const {
     return reinterpret_cast<BlockFactors*>(factors_memory + slot * factor_bytes);
@@ -107,7 +121,14 @@ struct BackwardParameters {
   // [128]: flow of what others read of a row, in the place of factors that nobody needs after the readers of nodes.
   LLA_HOST_DEVICE float* row_others(int64_t slot) const { return factors(slot)->start; }
   // Aligned runs of 2^log blocks that a sequence touches at most.
-  LLA_HOST_DEVICE int64_t runs(int log) const { return (blocks + (int64_t{2} << log) - 2) >> log; }
+  LLA_HOST_DEVICE int64_t runs(int log) const {
+    const int64_t runs = (blocks + (int64_t{2} << log) - 2) >> log, all = ((batch.most_length - 1) >> (kBlockLog + log)) + 1;
+    return runs < all ? runs : all;
+  }
+  // Linear: whether two blocks of threads share the keys of a segment's states, since there are few segments. No bit knows.
+  bool halves_states(int key_dim, int multiprocessors) const {
+    return key_dim == 128 && 2 * batch.count * runs(kSegmentLog) * head_count <= multiprocessors;
+  }
   // Levels of nodes above kPieceLog in sequences that end at `length` at most, and places of pieces of a batch.
   static int piece_levels_of(int64_t length, bool linear) {
     int levels = 0;
@@ -117,9 +138,13 @@ struct BackwardParameters {
   static int64_t piece_places(int64_t total_rows, int64_t sequences) {
     return (total_rows >> (kBlockLog + kPieceLog)) + 2 * sequences;
   }
-  // Place of the sequence's first block; those of two sequences never meet.
+  LLA_HOST_DEVICE static int64_t pieces_of(int64_t blocks) { return (blocks >> kPieceLog) + 2; }
+  // Place of the sequence's first block, and of its first piece; those of two sequences never meet.
   LLA_HOST_DEVICE int64_t first_place(const Sequence& sequence, int64_t b) const {
-    return (sequence.row_begin >> kBlockLog) + 2 * b;
+    return chained ? b * blocks : (sequence.row_begin >> kBlockLog) + 2 * b;
+  }
+  LLA_HOST_DEVICE int64_t first_piece(int64_t row_begin, int64_t b) const {
+    return chained ? b * pieces_of(blocks) : (row_begin >> (kBlockLog + kPieceLog)) + 2 * b;
   }
 };
 

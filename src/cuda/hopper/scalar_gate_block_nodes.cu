@@ -20,13 +20,14 @@ namespace {
 
 constexpr int kRunLog = 3, kRun = 1 << kRunLog;  // blocks, from a multiple of kRun on
 
-// kHeads: that go over a block together, and have one copy of its keys.
+// kHeads: that go over a block together, and have one copy of its keys. kKeyDim: keys of a task; linear: of a node, or half
+// of its keys.
 template <int kKeyDim, int kHeads>
 struct FoldShared {
   using RowTile = SwizzledTile<kBlock, kKeyDim>;
   using ValueTile = SwizzledTile<kBlock, kColumns>;
   using NodeTile = SwizzledTile<kKeyDim, kColumns>;
-  static constexpr int kStages = kHeads == 1 ? 3 : 2;
+  static constexpr int kStages = kHeads == 2 ? 2 : kKeyDim == 64 ? 5 : 3;
 
   char nodes[kHeads][kRunLog][NodeTile::kBytes];  // [level]: those of the run's own level go by way of the last
   struct Stage {
@@ -53,19 +54,22 @@ struct Run {
   int from = 0, to = 0;
   int row = 0;  // of block `from` on the row axis
   int number = 0, heads = 0;
+  int piece = 0;     // of the keys
   int64_t slot = 0;  // of block `from` and the first head
 };
 
 // Linear: a run is a segment.
 LLA_HOST_DEVICE inline int run_log(const BackwardParameters& in) { return in.linear ? kSegmentLog : kRunLog; }
 
-template <int kHeads>
+template <int kHeads, int kPieces>
 LLA_HOST_DEVICE int64_t fold_tasks(const BackwardParameters& in) {
-  return in.batch.count * in.runs(run_log(in)) * in.part_count * ((in.bundle + kHeads - 1) / kHeads);
+  return in.batch.count * in.runs(run_log(in)) * in.part_count * ((in.bundle + kHeads - 1) / kHeads) * kPieces;
 }
 
-template <int kHeads>
+template <int kHeads, int kPieces>
 __device__ __forceinline__ bool find_run(const BackwardParameters& in, int64_t task, Run* run) {
+  run->piece = static_cast<int>(task % kPieces);
+  task /= kPieces;
   const int shares = (in.bundle + kHeads - 1) / kHeads,
             part = in.part_begin + static_cast<int>(task / shares % in.part_count);
   run->number = in.part_first(part) + static_cast<int>(task % shares) * kHeads;
@@ -85,15 +89,15 @@ __device__ __forceinline__ bool find_run(const BackwardParameters& in, int64_t t
 }
 
 // One warp: brings k, v and factors of all blocks of all runs.
-template <int kKeyDim, int kHeads>
+template <int kKeyDim, int kHeads, int kPieces>
 __device__ void bring_blocks(const BackwardParameters& in, FoldShared<kKeyDim, kHeads>* shared) {
   using Shared = FoldShared<kKeyDim, kHeads>;
   using RowTile = typename Shared::RowTile;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   Turn turn;
-  for (int64_t task = blockIdx.x; task < fold_tasks<kHeads>(in); task += gridDim.x) {
+  for (int64_t task = blockIdx.x; task < fold_tasks<kHeads, kPieces>(in); task += gridDim.x) {
     Run run;
-    if (!find_run<kHeads>(in, task, &run)) continue;
+    if (!find_run<kHeads, kPieces>(in, task, &run)) continue;
     for (int block = 0; block < run.to - run.from; ++block) {
       float4 fold[kHeads];
 #pragma unroll
@@ -111,7 +115,8 @@ __device__ void bring_blocks(const BackwardParameters& in, FoldShared<kKeyDim, k
         const int row = run.row + block * kBlock;
         arrive_expect_bytes(full, RowTile::kBytes + static_cast<uint32_t>(run.heads) * Shared::ValueTile::kBytes);
         for (int panel = 0; panel < RowTile::kPanels; ++panel)
-          load_box(stage.k + panel * RowTile::kPanelBytes, &in.k, {64 * panel, row, in.group_of(run.number)}, full);
+          load_box(stage.k + panel * RowTile::kPanelBytes, &in.k,
+                   {kKeyDim * run.piece + 64 * panel, row, in.group_of(run.number)}, full);
         for (int h = 0; h < run.heads; ++h) load_box(stage.v[h], &in.v, {0, row, in.head_of(run.number + h)}, full);
       }
 #pragma unroll
@@ -124,7 +129,7 @@ __device__ void bring_blocks(const BackwardParameters& in, FoldShared<kKeyDim, k
   }
 }
 
-template <int kKeyDim, int kHeads, bool kLinear>
+template <int kKeyDim, int kHeads, bool kLinear, int kPieces>
 struct BlockFold {
   using Shared = FoldShared<kKeyDim, kHeads>;
   using NodeTile = typename Shared::NodeTile;
@@ -185,7 +190,7 @@ struct BlockFold {
       if (joins(run, block, level, j))
         add_node<NodeTile>(sums, shared_address(shared->nodes[head][j]), 16 * warp, decay[j], lane);
     }
-    if constexpr (kLinear) return store_state(slot);
+    if constexpr (kLinear) return store_state(slot * kPieces + run.piece);
     char* tile = shared->nodes[head][level < kRunLog ? level : kRunLog - 1];
     __syncwarp();
     store_node<NodeTile>(sums, shared_address(tile), 16 * warp, lane);
@@ -201,13 +206,13 @@ struct BlockFold {
 
   // By the copy engine, from one tile after the other. That the one before the last has been read is known to all when they
   // meet again, before they write there.
-  __device__ __forceinline__ void store_state(int64_t slot) {
+  __device__ __forceinline__ void store_state(int64_t place) {
     char* tile = shared->nodes[0][tiles.index];
     store_node<NodeTile>(sums, shared_address(tile), 16 * warp, lane);
     fence_shared_writes();
     sync_some(1, kThreads);
     if (threadIdx.x == 0) {
-      store_box(&in.nodes, {0, static_cast<int32_t>(slot * kKeyDim)}, tile);
+      store_box(kPieces == 1 ? &in.nodes : &in.node_halves, {0, static_cast<int32_t>(place * kKeyDim)}, tile);
       commit_stores();
       wait_stores_read<1>();
     }
@@ -217,9 +222,9 @@ struct BlockFold {
 
   __device__ __forceinline__ void run() {
 #pragma unroll 1
-    for (int64_t task = blockIdx.x; task < fold_tasks<kHeads>(in); task += gridDim.x) {
+    for (int64_t task = blockIdx.x; task < fold_tasks<kHeads, kPieces>(in); task += gridDim.x) {
       Run run;
-      if (!find_run<kHeads>(in, task, &run)) continue;
+      if (!find_run<kHeads, kPieces>(in, task, &run)) continue;
       if constexpr (kLinear) {
 #pragma unroll
         for (float& sum : sums) sum = 0;
@@ -236,7 +241,7 @@ struct BlockFold {
   }
 };
 
-template <int kKeyDim, int kHeads, bool kLinear>
+template <int kKeyDim, int kHeads, bool kLinear, int kPieces>
 __global__ void __launch_bounds__(kFoldThreads<kKeyDim, kHeads>, 1)
     fold_blocks(const __grid_constant__ BackwardParameters in) {
   using Shared = FoldShared<kKeyDim, kHeads>;
@@ -255,10 +260,10 @@ __global__ void __launch_bounds__(kFoldThreads<kKeyDim, kHeads>, 1)
   constexpr bool kMoves = kFoldThreads<kKeyDim, kHeads> == 128 * 5;
   if (warp >= kHeads * kWarps) {
     if constexpr (kMoves) keep_registers<kGroupRegisters[4]>();
-    if (warp == kHeads * kWarps) bring_blocks<kKeyDim, kHeads>(in, shared);
+    if (warp == kHeads * kWarps) bring_blocks<kKeyDim, kHeads, kPieces>(in, shared);
   } else {
     if constexpr (kMoves) take_registers<kGroupRegisters[0]>();
-    BlockFold<kKeyDim, kHeads, kLinear>{in, shared, warp / kWarps, warp % kWarps, lane, {}, {}, {}}.run();
+    BlockFold<kKeyDim, kHeads, kLinear, kPieces>{in, shared, warp / kWarps, warp % kWarps, lane, {}, {}, {}}.run();
   }
 }
 
@@ -335,24 +340,24 @@ __global__ void __launch_bounds__(32 * kWalkWarps)
   }
 }
 
-template <int kKeyDim, int kHeads>
+template <int kKeyDim, int kHeads, bool kLinear, int kPieces = 1>
 int32_t launch_folds(const BackwardParameters& in, void* stream) {
-  auto* kernel = fold_blocks<kKeyDim, kHeads, false>;
-  if constexpr (kHeads == 1) {
-    if (in.linear) kernel = fold_blocks<kKeyDim, kHeads, true>;
-  }
-  return launch(kernel, std::min<int64_t>(fold_tasks<kHeads>(in), multiprocessors()), kFoldThreads<kKeyDim, kHeads>,
+  return launch(fold_blocks<kKeyDim, kHeads, kLinear, kPieces>,
+                std::min<int64_t>(fold_tasks<kHeads, kPieces>(in), multiprocessors()), kFoldThreads<kKeyDim, kHeads>,
                 sizeof(FoldShared<kKeyDim, kHeads>), stream, in);
+}
+template <int kKeyDim>
+int32_t launch_folds(const BackwardParameters& in, void* stream) {
+  // Linear: segments are long, and there are few of them.
+  if (in.halves_states(kKeyDim, multiprocessors()) && in.linear) return launch_folds<64, 1, true, 2>(in, stream);
+  if (in.linear) return launch_folds<kKeyDim, 1, true>(in, stream);
+  return in.bundle == 1 ? launch_folds<kKeyDim, 1, false>(in, stream) : launch_folds<kKeyDim, 2, false>(in, stream);
 }
 
 }  // namespace
 
 int32_t launch_block_nodes(const BackwardParameters& in, int key_dim, void* stream) {
-  // Linear: segments are long, and there are few of them.
-  const bool alone = in.bundle == 1 || in.linear;
-  const int32_t status = key_dim == 64 ? alone ? launch_folds<64, 1>(in, stream) : launch_folds<64, 2>(in, stream)
-                         : alone ? launch_folds<128, 1>(in, stream)
-                                       : launch_folds<128, 2>(in, stream);
+  const int32_t status = key_dim == 64 ? launch_folds<64>(in, stream) : launch_folds<128>(in, stream);
   if (status != LLA_OK) return status;
   const int64_t size = int64_t{key_dim} * kColumns, tasks = in.batch.count * in.head_count * (size / kWarpElements);
   if (in.linear) {
@@ -367,8 +372,9 @@ int32_t launch_block_nodes(const BackwardParameters& in, int key_dim, void* stre
 
 int32_t load_block_nodes() {
   int32_t status = LLA_OK;
-  for (auto* kernel : {fold_blocks<64, 1, true>, fold_blocks<64, 1, false>, fold_blocks<64, 2, false>,
-                       fold_blocks<128, 1, true>, fold_blocks<128, 1, false>, fold_blocks<128, 2, false>}) {
+  for (auto* kernel :
+       {fold_blocks<64, 1, true, 1>, fold_blocks<64, 1, true, 2>, fold_blocks<64, 1, false, 1>, fold_blocks<64, 2, false, 1>,
+        fold_blocks<128, 1, true, 1>, fold_blocks<128, 1, false, 1>, fold_blocks<128, 2, false, 1>}) {
     if (status == LLA_OK) status = load_kernel(kernel);
   }
   for (auto* kernel : {join_runs, carry_states}) {

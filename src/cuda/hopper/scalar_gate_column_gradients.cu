@@ -1,127 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scalar gate backward on Hopper: what the rows of a block get as sources, dk, dv and dwrite, and what others read of them.
-// The mirror of the forward within a block: rows of the products here are sources.
+// The mirror of the forward within a block: rows of the products here are sources. Sources of the first half are read by all
+// rows, so that they are twice the work: each warpgroup weighs what one half of the second half's rows read of them.
 #include "cuda/hopper/capability.h"
-#include "cuda/hopper/register_budget.h"
-#include "cuda/hopper/scalar_gate_backward.h"
-#include "cuda/hopper/scalar_gate_multiply.h"
-#include "cuda/hopper/scalar_gate_sources.h"
+#include "cuda/hopper/fragment.h"
+#include "cuda/hopper/scalar_gate_column_tasks.h"
 #include "cuda/hopper/tile_rows.h"
 
 namespace lla::cuda::hopper {
 
 namespace {
-
-constexpr int kColumnThreads = 384;  // warpgroups: one that brings tiles, two that multiply, each for 64 sources
-constexpr int kColumnWarps = 8;      // that multiply
-constexpr int kHeadStages = 2;
-constexpr int kGroupRegisters[3] = {40, 232, 232};
-static_assert(registers_suffice(kGroupRegisters), "more registers than a block has");
-
-// Shared memory: q and k stay for all heads of a part, and so do scores, which do not depend on the head: each thread has
-// its own ones, of one half of the rows or of both. The rest comes for each head.
-template <int kKeyDim>
-struct ColumnLayout {
-  using RowTile = SwizzledTile<kBlock, kKeyDim>;     // q, k: [row][dk]
-  using ValueTile = SwizzledTile<kBlock, kColumns>;  // v, dy: [row][dv]
-  using NodeTile = SwizzledTile<kKeyDim, kColumns>;  // [dk][dv]
-  static constexpr uint32_t kQ = 0, kK = RowTile::kBytes, kHeads = 2 * RowTile::kBytes;
-  static constexpr uint32_t kV = 0, kDy = ValueTile::kBytes, kNode = 2 * ValueTile::kBytes;  // in a stage
-  static constexpr uint32_t kStageBytes = kNode + NodeTile::kBytes;
-  static constexpr uint32_t kSources = kHeads + kHeadStages * kStageBytes;
-  static constexpr uint32_t kScores = kSources + kHeadStages * sizeof(SourceFactors);
-  static constexpr uint32_t kScoreBytes = 128 * sizeof(float[32]);  // 64 x 64
-  static constexpr uint32_t kBarriers = kScores + 3 * kScoreBytes;
-  static constexpr uint32_t kBytes = kBarriers + 64;
-};
-
-struct ColumnBarriers {
-  Barrier rows_full, rows_free;  // q and k
-  Barrier full[kHeadStages], sources_full[kHeadStages], free[kHeadStages];
-};
-static_assert(sizeof(ColumnBarriers) <= 64, "place is kept for them");
-
-// Task: a block and a part of the heads.
-__device__ __forceinline__ bool find_task(const BackwardParameters& in, int64_t number, BlockOfRows* block, int* part) {
-  *part = in.part_begin + static_cast<int>(number % in.part_count);
-  return find_block(in, number / in.part_count, block);
-}
-
-// What a task waits for at its end, the sums of earlier parts, and at its start, q and k of the next one: into the cache.
-template <int kKeyDim>
-__device__ __forceinline__ void prefetch_rest(const BackwardParameters& in, int64_t tasks, int64_t number,
-                                              const BlockOfRows& block, int part) {
-  if (in.adds && in.dk.present()) prefetch_bytes(part_sums<kKeyDim>(in, in.dk_parts, block, part), kBlock * kKeyDim * 4);
-  BlockOfRows next;
-  if (number + gridDim.x >= tasks || !find_task(in, number + gridDim.x, &next, &part)) return;
-  const int group = in.group_of(in.part_first(part));
-  for (int column = 0; column < in.shape.key_dim; column += 64) {
-    prefetch_box(&in.q, {column, next.row, group});
-    prefetch_box(&in.k, {column, next.row, group});
-  }
-}
-
-// One thread: brings q, k, v, dy and the gradients of nodes.
-template <int kKeyDim>
-__device__ void copy_tiles(const BackwardParameters& in, int64_t tasks, char* shared, ColumnBarriers* barriers) {
-  using Layout = ColumnLayout<kKeyDim>;
-  using RowTile = typename Layout::RowTile;
-  Turn stage;
-  uint32_t phase = 0;
-  for (int64_t number = blockIdx.x; number < tasks; number += gridDim.x) {
-    BlockOfRows block;
-    int part;
-    if (!find_task(in, number, &block, &part)) continue;
-    const int first = in.part_first(part), end = in.part_end(part);
-    for (int i = first; i < end; ++i) {
-      char* to = shared + Layout::kHeads + stage.index * Layout::kStageBytes;
-      Barrier* full = &barriers->full[stage.index];
-      wait(&barriers->free[stage.index], stage.phase ^ 1);
-      arrive_expect_bytes(full, Layout::kStageBytes);
-      const int head = in.head_of(i);
-      load_box(to + Layout::kV, &in.v, {0, block.row, head}, full);
-      load_box(to + Layout::kDy, &in.dy, {0, block.row, head}, full);
-      // No node: a box before the tensor, zeros.
-      const int64_t slot = block.makes ? in.slot(block.place, i) : -1;
-      load_box(to + Layout::kNode, &in.grads, {0, static_cast<int32_t>(slot * kKeyDim)}, full);
-      stage.next(kHeadStages);
-      if (i > first) continue;
-      wait(&barriers->rows_free, phase ^ 1);
-      arrive_expect_bytes(&barriers->rows_full, 2 * RowTile::kBytes);
-      for (int panel = 0; panel < RowTile::kPanels; ++panel) {
-        const uint32_t at = panel * RowTile::kPanelBytes;
-        load_box(shared + Layout::kQ + at, &in.q, {64 * panel, block.row, in.group_of(i)}, &barriers->rows_full);
-        load_box(shared + Layout::kK + at, &in.k, {64 * panel, block.row, in.group_of(i)}, &barriers->rows_full);
-      }
-      phase ^= 1;
-      prefetch_rest<kKeyDim>(in, tasks, number, block, part);
-    }
-  }
-}
-
-// kSourceWarps warps: bring the factors.
-template <int kKeyDim>
-__device__ void copy_sources(const BackwardParameters& in, int64_t tasks, char* shared, ColumnBarriers* barriers,
-                             int number) {
-  using Layout = ColumnLayout<kKeyDim>;
-  const SourceShare share{number, static_cast<int>(threadIdx.x) % 32};
-  Turn stage;
-  for (int64_t number = blockIdx.x; number < tasks; number += gridDim.x) {
-    BlockOfRows block;
-    int part;
-    if (!find_task(in, number, &block, &part)) continue;
-    const int end = in.part_end(part);
-    for (int i = in.part_first(part); i < end; ++i) {
-      if (share.number == 0 && share.lane == 0 && i + 1 < end)
-        prefetch_bytes(in.factors(in.slot(block.place, i + 1)), static_cast<uint32_t>(in.factor_bytes));
-      wait(&barriers->free[stage.index], stage.phase ^ 1);
-      share.copy(*in.factors(in.slot(block.place, i)), in.linear, static_cast<float>(in.shape.scale),
-                 reinterpret_cast<SourceFactors*>(shared + Layout::kSources) + stage.index);
-      release(&barriers->sources_full[stage.index]);
-      stage.next(kHeadStages);
-    }
-  }
-}
 
 template <int kKeyDim>
 struct ColumnSweep {
@@ -133,9 +21,13 @@ struct ColumnSweep {
   char* shared;
   ColumnBarriers* barriers;
   const int half, warp, lane;  // half: the warpgroup, whose sources these are; warp: of the warpgroup
-  Turn stage;
+  Turn stage, across;
   uint32_t phase = 0;       // of q and k
   float keys[kKeyDim / 2];  // dk, of all heads so far
+
+  using Quarter = float[16];  // 64 sources with 32 rows of a warpgroup
+  // Of the second half's rows, those with which this warpgroup weighs the first half's sources.
+  __device__ __forceinline__ int first_across() const { return kHalf + kHalf / 2 * half; }
 
   // What a thread has of a head; [2]: of its sources first() and 8 on.
   struct Scalars {
@@ -195,10 +87,10 @@ struct ColumnSweep {
     commit_products();
   }
 
-  // Of the sources with the rows of half `part`: k q^T.
-  __device__ __forceinline__ void issue_scores(Sums& scores, int part) const {
+  // Of the half with itself: k q^T.
+  __device__ __forceinline__ void issue_scores(Sums& scores) const {
     const uint64_t k = operand<RowTile>(shared + Layout::kK, Major::kDepth, kHalf * half, 0);
-    const uint64_t q = operand<RowTile>(shared + Layout::kQ, Major::kDepth, kHalf * part, 0);
+    const uint64_t q = operand<RowTile>(shared + Layout::kQ, Major::kDepth, kHalf * half, 0);
     make_fresh(scores);
     fence_products(scores);
 #pragma unroll
@@ -209,9 +101,9 @@ struct ColumnSweep {
     commit_products();
   }
   // v dy^T.
-  __device__ __forceinline__ void issue_reads(Sums& reads, int part) const {
+  __device__ __forceinline__ void issue_reads(Sums& reads) const {
     const uint64_t v = operand<ValueTile>(tile(Layout::kV), Major::kDepth, kHalf * half, 0);
-    const uint64_t dy = operand<ValueTile>(tile(Layout::kDy), Major::kDepth, kHalf * part, 0);
+    const uint64_t dy = operand<ValueTile>(tile(Layout::kDy), Major::kDepth, kHalf * half, 0);
     make_fresh(reads);
     fence_products(reads);
 #pragma unroll
@@ -222,30 +114,50 @@ struct ColumnSweep {
     commit_products();
   }
 
-  // This thread's scores with the rows of half `part`: four of them every 128 places.
-  __device__ __forceinline__ float4* scores(int part) const {
-    return reinterpret_cast<float4*>(shared + Layout::kScores + (half + part) * Layout::kScoreBytes) + 32 * warp + lane;
+  // This thread's four scores with eight n of rows: of its half's, or, from the first half to the second, across. Rows
+  // before the warp's sources have none: some other ones, which the mask makes zero.
+  __device__ __forceinline__ float4& own_scores(int n) const {
+    float4* own = reinterpret_cast<float4*>(shared + Layout::kScores + half * Layout::kOwnBytes) + warp * (9 - warp) * 32;
+    return own[32 * max(n - 2 * warp, 0) + lane];
   }
-  // Where the warp's own scores have room for 16 rows of 128 bytes.
-  __device__ __forceinline__ static uint32_t score_place(int row, int chunk) {
-    return static_cast<uint32_t>(row / 4 * 2048 + row % 4 * 128 + (chunk ^ row % 8) * 16);
+  __device__ __forceinline__ float4& scores_across(int n) const {
+    return reinterpret_cast<float4*>(shared + Layout::kScoresAcross)[128 * (4 * half + n) + 32 * warp + lane];
   }
-  // Scores of the part, once for all heads.
-  __device__ __forceinline__ void make_scores() const {
-#pragma unroll 1
-    for (int part = half; part < 2; ++part) {
-      Sums sums;
-      issue_scores(sums, part);
-      wait_products<0>(sums);
+  // Of the first half's sources (of a tile [row][depth]) with the rows across of which this warpgroup has the weights.
+  template <class Tile, int kDepth>
+  __device__ __forceinline__ void issue_across_sums(Quarter& sums, const char* sources, const char* rows) const {
+    const uint64_t a = operand<Tile>(sources, Major::kDepth, 0, 0);
+    const uint64_t b = operand<Tile>(rows, Major::kDepth, first_across(), 0);
+    make_fresh(sums);
+    fence_products(sums);
 #pragma unroll
-      for (int n = 0; n < 8; ++n)
-        scores(part)[128 * n] = make_float4(sums[4 * n], sums[4 * n + 1], sums[4 * n + 2], sums[4 * n + 3]);
-    }
+    for (int depth = 0; depth < kDepth; depth += kDepthStep)
+      multiply<Half::kBf16, Major::kDepth, Major::kDepth>(
+          sums, moved(a, depth_offset(Major::kDepth, depth, Tile::kPanelBytes)),
+          moved(b, depth_offset(Major::kDepth, depth, Tile::kPanelBytes)), depth > 0);
+    commit_products();
   }
 
-  // Of the rows of half `part`: dy times their weights, to dv, and q times the gradients of scores, to dk.
-  __device__ __forceinline__ void issue_values(Sums& values, const uint32_t (&weights)[4][4], int part) {
-    const uint64_t dy = operand<ValueTile>(tile(Layout::kDy), Major::kOuter, 0, kHalf * part);
+  // Scores of the part, once for all heads.
+  __device__ __forceinline__ void make_scores() const {
+    Sums sums;
+    issue_scores(sums);
+    wait_products<0>(sums);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      if (n >= 2 * warp) own_scores(n) = make_float4(sums[4 * n], sums[4 * n + 1], sums[4 * n + 2], sums[4 * n + 3]);
+    }
+    Quarter across;
+    issue_across_sums<RowTile, kKeyDim>(across, shared + Layout::kK, shared + Layout::kQ);
+    wait_products<0>(across);
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+      scores_across(n) = make_float4(across[4 * n], across[4 * n + 1], across[4 * n + 2], across[4 * n + 3]);
+  }
+
+  // Of this half's rows: dy times their weights, to dv, and q times the gradients of scores, to dk.
+  __device__ __forceinline__ void issue_values(Sums& values, const uint32_t (&weights)[4][4]) {
+    const uint64_t dy = operand<ValueTile>(tile(Layout::kDy), Major::kOuter, 0, kHalf * half);
     fence_products(values);
 #pragma unroll
     for (int step = 0; step < 4; ++step)
@@ -253,13 +165,31 @@ struct ColumnSweep {
           values, weights[step], moved(dy, depth_offset(Major::kOuter, kDepthStep * step, ValueTile::kPanelBytes)), true);
     commit_products();
   }
-  __device__ __forceinline__ void issue_keys(const uint32_t (&gradients)[4][4], int part) {
-    const uint64_t q = operand<RowTile>(shared + Layout::kQ, Major::kOuter, 0, kHalf * part);
+  __device__ __forceinline__ void issue_keys(const uint32_t (&gradients)[4][4]) {
+    const uint64_t q = operand<RowTile>(shared + Layout::kQ, Major::kOuter, 0, kHalf * half);
     fence_products(keys);
 #pragma unroll
     for (int step = 0; step < 4; ++step)
       multiply<Half::kBf16, Major::kOuter>(
           keys, gradients[step], moved(q, depth_offset(Major::kOuter, kDepthStep * step, RowTile::kPanelBytes)), true);
+    commit_products();
+  }
+  // The same across, by the first warpgroup: its own weights, then the other's.
+  template <class Tile, int kCount>
+  __device__ __forceinline__ void issue_across(float (&sums)[kCount], const uint32_t (&own)[2][4], uint32_t others,
+                                               const char* rows) {
+    const uint64_t b = operand<Tile>(rows, Major::kOuter, 0, kHalf);
+    const uint64_t a = operand<typename Layout::AcrossTile>(shared + others, Major::kDepth, 0, 0);
+    fence_products(sums);
+#pragma unroll
+    for (int step = 0; step < 2; ++step)
+      multiply<Half::kBf16, Major::kOuter>(
+          sums, own[step], moved(b, depth_offset(Major::kOuter, kDepthStep * step, Tile::kPanelBytes)), true);
+#pragma unroll
+    for (int step = 0; step < 2; ++step)
+      multiply<Half::kBf16, Major::kDepth, Major::kOuter>(
+          sums, moved(a, depth_offset(Major::kDepth, kDepthStep * step, Layout::AcrossTile::kPanelBytes)),
+          moved(b, depth_offset(Major::kOuter, kHalf / 2 + kDepthStep * step, Tile::kPanelBytes)), true);
     commit_products();
   }
 
@@ -320,26 +250,15 @@ struct ColumnSweep {
     return row < source ? 0.0f : differ == 0 ? factors[0] : pair;
   }
 
-  // The first half's sources with the second half's rows are all at level 7: the rows' factors.
-  __device__ __forceinline__ void load_second(const SourceFactors& factors, float (&rows)[16]) const {
-    const float* level = factors.level[kInnerLevels - 1] + kHalf + 2 * (lane % 4);
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const float2 a = *reinterpret_cast<const float2*>(level + 8 * n);
-      rows[2 * n] = a.x;
-      rows[2 * n + 1] = a.y;
-    }
-  }
-
   // What the rows read of the sources, and the operands of the sums that follow.
-  template <bool kOwn, class Mask>
-  __device__ __forceinline__ void weigh(const float4* scores, const Sums& reads, const float (&write)[2], Scalars* scalars,
-                                        uint32_t (&weights)[4][4], uint32_t (&gradients)[4][4], Mask mask) const {
+  template <bool kOwn, int kSteps, class Mask>
+  __device__ __forceinline__ void weigh(const float (&reads)[8 * kSteps], const float (&write)[2], Scalars* scalars,
+                                        uint32_t (&weights)[kSteps][4], uint32_t (&gradients)[kSteps][4], Mask mask) const {
     // What a row reads of itself counts apart: this lane has the element `differs` of a pair, if any, in eight 2 warp + h.
     const int differs = lane / 4 ^ 2 * (lane % 4);
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      const float4 four = scores[128 * n];
+    for (int n = 0; n < 2 * kSteps; ++n) {
+      const float4 four = kOwn ? own_scores(n) : scores_across(n);
       const float score[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
@@ -359,6 +278,44 @@ struct ColumnSweep {
         gradients[n / 2][2 * (n % 2) + h] = pack<Half::kBf16>(write[h] * a * reads[e], write[h] * b * reads[e + 1]);
       }
     }
+  }
+
+  // What the rows across read of the first half's sources: all at level 7.
+  __device__ __forceinline__ void weigh_across(const SourceFactors& factors, const Quarter& reads, float (&others)[2],
+                                               uint32_t (&weights)[2][4], uint32_t (&gradients)[2][4]) const {
+    const int source = 16 * warp + lane / 4;
+    const float *level = factors.level[kInnerLevels - 1], *at = level + first_across() + 2 * (lane % 4);
+    const float sources[2] = {level[source], level[source + 8]};
+    const float write[2] = {factors.write[source], factors.write[source + 8]};
+    float rows[8];
+#pragma unroll
+    for (int n = 0; n < 4; ++n) {
+      const float2 a = *reinterpret_cast<const float2*>(at + 8 * n);
+      rows[2 * n] = a.x;
+      rows[2 * n + 1] = a.y;
+    }
+    Scalars scalars;
+    weigh<false, 2>(reads, write, &scalars, weights, gradients,
+                    [&](int e) { return rows[e / 4 * 2 + e % 2] * sources[e / 2 % 2]; });
+    others[0] = scalars.others[0];
+    others[1] = scalars.others[1];
+  }
+  // By the second warpgroup. Nobody else writes here, and who reads waits for `across_full`.
+  __device__ __forceinline__ void hand_over(const float (&of_sources)[2], const uint32_t (&weights)[2][4],
+                                            const uint32_t (&gradients)[2][4]) const {
+    wait(&barriers->across_free, across.phase ^ 1);
+    const float others = sum_lanes(of_sources);
+    if (lane % 4 < 2) reinterpret_cast<float*>(shared + Layout::kOthers)[16 * warp + lane / 4 + 8 * (lane % 2)] = others;
+    const Place at = block_row(lane);
+    const uint32_t to = shared_address(shared + Layout::kWeights);
+#pragma unroll
+    for (int step = 0; step < 2; ++step) {
+      const uint32_t place = Layout::AcrossTile::offset(16 * warp + at.row, kDepthStep * step + at.column);
+      store_matrices<false>(to + place, weights[step]);
+      store_matrices<false>(to + (Layout::kGradients - Layout::kWeights) + place, gradients[step]);
+    }
+    fence_shared_writes();
+    release(&barriers->across_full);
   }
 
   // k times the node's gradient, decayed from the source to the block's end; its share in what is read of the source. And v
@@ -385,16 +342,20 @@ struct ColumnSweep {
     }
   }
 
+  // Four lanes share two sources: of each, the lanes with its parity get the sum.
+  __device__ __forceinline__ float sum_lanes(const float (&x)[2]) const {
+    const bool odd = (lane & 1) != 0;
+    const float one = (odd ? x[1] : x[0]) + __shfl_xor_sync(kAllLanes, odd ? x[0] : x[1], 1);
+    return one + __shfl_xor_sync(kAllLanes, one, 2);
+  }
+
   __device__ __forceinline__ void store_scalars(const BlockOfRows& block, int number, int head, const Scalars& scalars,
                                                 const float (&write)[2]) const {
-    // Four lanes share two sources: each of the two even lanes gets the sums of one.
     const bool odd = (lane & 1) != 0;
-    const auto sum = [&](const float(&x)[2]) {
-      const float one = (odd ? x[1] : x[0]) + __shfl_xor_sync(kAllLanes, odd ? x[0] : x[1], 1);
-      return one + __shfl_xor_sync(kAllLanes, one, 2);
-    };
-    const float others = sum(scalars.others), self = sum(scalars.self);
+    float others = sum_lanes(scalars.others);
+    const float self = sum_lanes(scalars.self);
     if (lane % 4 >= 2) return;
+    if (half == 0) others += reinterpret_cast<const float*>(shared + Layout::kOthers)[first() + (odd ? 8 : 0)];
     const int r = first() + (odd ? 8 : 0);
     in.row_others(in.slot(block.place, number))[r] = (odd ? write[1] : write[0]) * others;
     if (in.dwrite.present() && r >= block.lo && r < block.hi)
@@ -429,63 +390,97 @@ struct ColumnSweep {
       sync_some(1, 256);
     }
     Sums values, reads;
-    uint32_t weights[4][4], gradients[4][4];
+    Quarter reads_across;
+    uint32_t weights[4][4], gradients[4][4], weights_across[2][4], gradients_across[2][4];
     Scalars scalars;
-    issue_reads(reads, half);
+    const SourceFactors& factors = sources();
+    issue_across_sums<ValueTile, kColumns>(reads_across, tile(Layout::kV), tile(Layout::kDy));
+    issue_reads(reads);
     issue_node(values);
     wait(&barriers->sources_full[stage.index], stage.phase);
-    const SourceFactors& factors = sources();
+    float others[2];
+    wait_products<2>(reads_across);
+    weigh_across(factors, reads_across, others, weights_across, gradients_across);
+    if (half == 1) {
+      hand_over(others, weights_across, gradients_across);
+    } else {
+      scalars.others[0] = others[0];
+      scalars.others[1] = others[1];
+    }
     const float write[2] = {factors.write[first()], factors.write[first() + 8]};
     // Factors are fetched while products run.
     Sums mask;
     mask_own(factors, mask);
     wait_products<1>(reads);
-    weigh<true>(scores(half), reads, write, &scalars, weights, gradients, [&](int e) { return mask[e]; });
-    issue_keys(gradients, half);
+    weigh<true, 4>(reads, write, &scalars, weights, gradients, [&](int e) { return mask[e]; });
+    issue_keys(gradients);
     wait_products<1>(values);
     uint32_t value[4][4];
     fold_values(values, factors, write, &scalars, value);
-    issue_values(values, weights, half);
+    issue_values(values, weights);
     issue_folded(value);
     if (half == 0) {
-      issue_reads(reads, 1);
-      const float sources[2] = {factors.level[kInnerLevels - 1][first()], factors.level[kInnerLevels - 1][first() + 8]};
-      float rows[16];
-      load_second(factors, rows);
-      wait_products<0>(values, keys, reads);
-      pin_all(weights, gradients, value);
-      weigh<false>(scores(1), reads, write, &scalars, weights, gradients,
-                   [&](int e) { return rows[e / 4 * 2 + e % 2] * sources[e / 2 % 2]; });
-      issue_values(values, weights, 1);
-      issue_keys(gradients, 1);
+      wait(&barriers->across_full, across.phase);
+      issue_across<ValueTile>(values, weights_across, Layout::kWeights, tile(Layout::kDy));
+      issue_across<RowTile>(keys, gradients_across, Layout::kGradients, shared + Layout::kQ);
     }
     store_scalars(block, number, head, scalars, write);
     // The last product, for the keys, runs while dv is stored.
     wait_products<1>(values);
     pin_all(weights);
-    if (in.dv.present()) {  // in the place of v, which is not needed any more
-      store(
-          in.dv, block, head, 0, static_cast<int>(in.shape.value_dim), tile(Layout::kV) + first_source() * kSwizzleRow,
-          [](int row, int chunk) { return ValueTile::offset(row, 8 * chunk); },
-          [&](int i) { return write[i / 2 % 2] * values[i]; });
-      fence_shared_writes();
-    }
+    pin(weights_across[0]);
+    pin(weights_across[1]);
+    const bool boxes = in.dv_boxes && block.lo == 0 && block.hi == kBlock;
+    store_values(block, head, values, write, boxes);
     wait_products<0>(keys);
     pin_all(gradients, value);
+    pin(gradients_across[0]);
+    pin(gradients_across[1]);
+    if (half == 0) release(&barriers->across_free);
+    across.next(1);
+    if (boxes && lane == 0) wait_stores_read<0>();
     release(&barriers->free[stage.index]);
     stage.next(kHeadStages);
   }
 
+  // dv, by way of the place of v, which is not needed any more.
+  __device__ __forceinline__ void store_values(const BlockOfRows& block, int head, const Sums& values,
+                                               const float (&write)[2], bool boxes) const {
+    if (!in.dv.present()) return;
+    char* staging = tile(Layout::kV) + first_source() * kSwizzleRow;
+    const auto place = [](int row, int chunk) { return ValueTile::offset(row, 8 * chunk); };
+    const auto element = [&](int i) { return write[i / 2 % 2] * values[i]; };
+    if (!boxes) {
+      store(in.dv, block, head, 0, static_cast<int>(in.shape.value_dim), staging, place, element);
+      fence_shared_writes();
+      return;
+    }
+    put_rows(staging, lane, place, element);
+    fence_shared_writes();
+    __syncwarp();
+    if (lane == 0) {
+      store_box(&in.dv_rows, {0, block.row + first_source(), head}, staging);
+      commit_stores();
+    }
+  }
+
+  // Whether a task has all heads of a group, and stores dk itself.
+  __device__ __forceinline__ bool whole() const { return in.parts_of_group == 1 || in.chained; }
   __device__ __forceinline__ void store_keys(const BlockOfRows& block, int part) const {
     if (!in.dk.present()) return;
-    if (in.parts_of_group == 1) {
-      const int columns = static_cast<int>(in.shape.key_dim);
+    if (whole()) {
+      const int columns = static_cast<int>(in.shape.key_dim), group = in.group_of(in.part_first(part));
 #pragma unroll
       for (int column = 0; column < kKeyDim; column += 64) {
-        if (column < columns)
-          store(in.dk, block, part, column, columns, reinterpret_cast<char*>(scores(half) - lane), score_place,
-                [&](int i) { return keys[column / 2 + i]; });
+        if (column >= columns) continue;
+        // By way of the sources' keys, which nobody needs any more.
+        store(
+            in.dk, block, group, column, columns,
+            shared + Layout::kK + column / 64 * RowTile::kPanelBytes + first_source() * kSwizzleRow,
+            [](int row, int chunk) { return ValueTile::offset(row, 8 * chunk); },
+            [&](int i) { return keys[column / 2 + i]; });
       }
+      fence_shared_writes();
       return;
     }
     store_sums<kKeyDim>(part_sums<kKeyDim>(in, in.dk_parts, block, part) + first_source() * kKeyDim, keys, in.adds);
@@ -507,16 +502,26 @@ struct ColumnSweep {
         sync_some(1, 256);
       }
       make_scores();
-      const int first = in.part_first(part), end = in.part_end(part);
+      const int first = in.part_first(part), end = in.task_end(in.chained, part);
       // Members of a group are a step apart.
       const int step = in.shape.head_map == LLA_HEAD_MAP_CYCLIC ? static_cast<int>(in.shape.groups) : 1;
       int head = in.head_of(first);
 #pragma unroll 1
-      for (int number = first; number < end; ++number, head += step) run_head(block, number, head);
-      release(&barriers->rows_free);
-      phase ^= 1;
+      for (int number = first; number < end; ++number, head += step) {
+        run_head(block, number, head);
+        const int done = number + 1 - first;
+        if (in.chained && in.dk.present() && (done % in.bundle == 0 || number + 1 == end)) {
+          float* sums = in.dk_chain + static_cast<int64_t>(blockIdx.x) * (kBlock * kKeyDim);
+          chain_sums<32 * kColumnWarps>(reinterpret_cast<float4*>(sums) + threadIdx.x - 128, keys, done > in.bundle,
+                                        number + 1 < end);
+        }
+      }
+      if (!whole()) release(&barriers->rows_free);
       store_keys(block, part);
+      if (whole()) release(&barriers->rows_free);
+      phase ^= 1;
     }
+    if (lane == 0) wait_stores<0>();
   }
 };
 
@@ -534,6 +539,8 @@ __global__ void __launch_bounds__(kColumnThreads, 1)
       init_barrier(&barriers->sources_full[i], kSourceWarps);
       init_barrier(&barriers->free[i], kColumnWarps);
     }
+    init_barrier(&barriers->across_full, kColumnWarps / 2);
+    init_barrier(&barriers->across_free, kColumnWarps / 2);
     publish_barriers();
   }
   __syncthreads();
@@ -550,7 +557,7 @@ __global__ void __launch_bounds__(kColumnThreads, 1)
 
 template <int kKeyDim>
 int32_t launch_columns(const BackwardParameters& in, void* stream) {
-  const int64_t tasks = in.batch.count * in.blocks * in.part_count, most = multiprocessors();
+  const int64_t tasks = in.batch.count * in.blocks * in.tasks_of_block(in.chained), most = multiprocessors();
   return launch(column_gradients<kKeyDim>, tasks < most ? tasks : most, kColumnThreads, ColumnLayout<kKeyDim>::kBytes,
                 stream, in, tasks);
 }

@@ -56,9 +56,8 @@ __device__ __forceinline__ bool find_task(const BackwardParameters& in, const Re
   to->from = x << s;
   to->to = min((x + 1) << s, block.end);
   const int node = (x >> t << u) - 1;
-  to->piece_place = u <= kPieceLog ? -1
-                                   : static_cast<int>((block.row_begin >> (kBlockLog + kPieceLog)) + 2 * b) + x -
-                                         (block.first >> kPieceLog);
+  to->piece_place =
+      u <= kPieceLog ? -1 : static_cast<int>(in.first_piece(block.row_begin, b)) + x - (block.first >> kPieceLog);
   if (node < block.first || to->from >= to->to) return false;
   to->last = min(kBlock, block.position + block.rows - ((to->to - 1) << kBlockLog));
   to->node_place = static_cast<int>(block.place_of(node));
@@ -310,8 +309,8 @@ __global__ void __launch_bounds__(128)
     node.block = (((first >> kNodeLog) + static_cast<int>(n % most_nodes) + 1) << kNodeLog) - 1;
     if (node.block < first || node.block + 1 >= node.end) continue;
     const int level = trailing_ones_of_block(node.block);
-    const int64_t piece = (in.batch.sequences[b].row_begin >> (kBlockLog + kPieceLog)) + 2 * b +
-                          ((node.block + 1) >> kPieceLog) - (first >> kPieceLog);
+    const int64_t piece =
+        in.first_piece(in.batch.sequences[b].row_begin, b) + ((node.block + 1) >> kPieceLog) - (first >> kPieceLog);
     const int count = (node.readers_end(false) - node.block - 1 + kPiece - 1) >> kPieceLog;
     float sums[kKeyDim / 2];
 #pragma unroll

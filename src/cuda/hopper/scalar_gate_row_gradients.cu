@@ -6,304 +6,16 @@
 // Nodes come first: then the keys, which all heads share, may still be on their way.
 #include <type_traits>
 
-#include "cuda/common/reduce.h"
 #include "cuda/hopper/capability.h"
 #include "cuda/hopper/fragment.h"
-#include "cuda/hopper/register_budget.h"
-#include "cuda/hopper/scalar_gate_backward.h"
-#include "cuda/hopper/scalar_gate_fragments.h"
+#include "cuda/hopper/scalar_gate_row_copies.h"
+#include "cuda/hopper/scalar_gate_row_levels.h"
+#include "cuda/hopper/scalar_gate_row_mask.h"
 #include "cuda/hopper/tile_rows.h"
 
 namespace lla::cuda::hopper {
 
 namespace {
-
-constexpr int kRowThreads = 384;
-constexpr int kGroupRegisters[3] = {56, 224, 224};
-static_assert(registers_suffice(kGroupRegisters), "more registers than a block has");
-
-constexpr int kHeadStages = 2;            // of what belongs to one head
-constexpr int kMostNodes = 4;             // in the ring
-constexpr int kFinishers = 2;             // warps of the first group
-constexpr int kInner = kInnerLevels + 1;  // levels within a block
-
-constexpr int kClearBarrier = 1, kFlowBarrier = 2;  // numbered ones
-
-struct RowLayout {
-  int ring = 0;
-  int staged = 0;  // floats of a row in the staging: sums of levels within the block, of entries; odd, for the banks' sake
-  uint32_t node_bytes = 0, value_bytes = kBlock * kSwizzleRow, factor_bytes = 0, staging_bytes = 0;
-  uint32_t k_begin = 0, head_begin = 0, ring_begin = 0, factors_begin = 0, staging_begin = 0, flows_begin = 0;
-  uint32_t barriers_begin = 0, bytes = 0;
-
-  // False if it does not fit.
-  bool place(int key_dim, int entries, int64_t bytes_of_factors, int nodes) {
-    const uint32_t row_bytes = kBlock * static_cast<uint32_t>(key_dim) * 2;
-    ring = nodes;
-    staged = (kInner + entries) | 1;
-    node_bytes = static_cast<uint32_t>(key_dim) * kSwizzleRow;
-    factor_bytes = static_cast<uint32_t>(bytes_of_factors);
-    staging_bytes = static_cast<uint32_t>(kBlock * staged * 4);
-    k_begin = row_bytes;
-    head_begin = 2 * row_bytes;
-    ring_begin = head_begin + 2 * kHeadStages * value_bytes;
-    factors_begin = ring_begin + static_cast<uint32_t>(ring) * node_bytes;
-    staging_begin = factors_begin + kHeadStages * factor_bytes;
-    flows_begin = staging_begin + kHeadStages * staging_bytes;
-    barriers_begin = flows_begin + kHeadStages * kFinishers * kMostEntries * 4;
-    bytes = barriers_begin + 256;
-    return bytes <= kMostShared;
-  }
-  LLA_HOST_DEVICE uint32_t v(int stage) const { return head_begin + 2 * static_cast<uint32_t>(stage) * value_bytes; }
-  LLA_HOST_DEVICE uint32_t dy(int stage) const { return v(stage) + value_bytes; }
-  LLA_HOST_DEVICE uint32_t node(int i) const { return ring_begin + static_cast<uint32_t>(i) * node_bytes; }
-  LLA_HOST_DEVICE uint32_t factors(int stage) const { return factors_begin + static_cast<uint32_t>(stage) * factor_bytes; }
-  // [128][staged]: gradients of a row's λ at the levels, before those that share a column are added up.
-  LLA_HOST_DEVICE uint32_t staging(int stage) const { return staging_begin + static_cast<uint32_t>(stage) * staging_bytes; }
-  // [finisher][entry]
-  LLA_HOST_DEVICE uint32_t flows(int stage) const {
-    return flows_begin + static_cast<uint32_t>(stage) * kFinishers * kMostEntries * 4;
-  }
-};
-
-struct RowBarriers {
-  Barrier q_full, q_free, k_full, k_free;
-  Barrier head_full[kHeadStages], tiles_free[kHeadStages], factors_free[kHeadStages];  // of v and dy; of factors
-  Barrier staged_full[kHeadStages], staged_free[kHeadStages];
-  Barrier node_full[kMostNodes], node_free[kMostNodes];
-};
-static_assert(sizeof(RowBarriers) <= 256, "place is kept for them");
-
-struct RowTask {
-  BlockOfRows block;
-  int part = 0, first = 0, end = 0;  // heads
-  uint32_t reads = 0;                // levels of the nodes
-};
-
-// Calls work(task) for this block's tasks, one of each round. Every other round goes backwards: otherwise some blocks would
-// always get those rows that read the most nodes, as bits of their numbers would not change.
-template <bool kLinear, class Work>
-__device__ __forceinline__ void each_task(const BackwardParameters& in, int tasks, Work work) {
-  const int blocks = static_cast<int>(gridDim.x);
-  int turn = static_cast<int>(blockIdx.x);
-#pragma unroll 1
-  for (int begin = 0; begin < tasks; begin += blocks) {
-    const int number = begin + turn;
-    turn = blocks - 1 - turn;
-    RowTask task;
-    if (number >= tasks || !find_block(in, number / in.part_count, &task.block)) continue;
-    task.part = in.part_begin + number % in.part_count;
-    task.first = in.part_first(task.part);
-    task.end = in.part_end(task.part);
-    task.reads = task.block.reads(kLinear);
-    work(task);
-  }
-}
-
-// One thread: brings queries, keys and what belongs to each head.
-template <int kKeyDim, bool kLinear>
-__device__ void copy_rows(const BackwardParameters& in, const RowLayout& layout, char* shared, RowBarriers* barriers,
-                          int tasks) {
-  using RowTile = SwizzledTile<kBlock, kKeyDim>;
-  Turn stage, once;
-  each_task<kLinear>(in, tasks, [&](const RowTask& task) {
-    const int group = in.group_of(task.first), row = task.block.row;
-    const auto copy = [&](char* to, const CUtensorMap* map, Barrier* full, Barrier* free) {
-      wait(free, once.phase ^ 1);
-      arrive_expect_bytes(full, RowTile::kBytes);
-      for (int panel = 0; panel < RowTile::kPanels; ++panel)
-        load_box(to + panel * RowTile::kPanelBytes, map, {64 * panel, row, group}, full);
-    };
-    const uint32_t factor_bytes = static_cast<uint32_t>(BlockFactors::bytes(__popcll(task.reads), kLinear));
-    copy(shared, &in.q, &barriers->q_full, &barriers->q_free);
-    if (in.adds && in.dq.present())  // what the end of the task waits for
-      prefetch_bytes(part_sums<kKeyDim>(in, in.dq_parts, task.block, task.part), kBlock * kKeyDim * 4);
-    for (int i = task.first; i < task.end; ++i) {
-      const int head = in.head_of(i);
-      Barrier* full = &barriers->head_full[stage.index];
-      wait(&barriers->tiles_free[stage.index], stage.phase ^ 1);
-      arrive_expect_bytes(full, 2 * layout.value_bytes + factor_bytes);
-      load_box(shared + layout.dy(stage.index), &in.dy, {0, row, head}, full);
-      load_box(shared + layout.v(stage.index), &in.v, {0, row, head}, full);
-      wait(&barriers->factors_free[stage.index], stage.phase ^ 1);
-      load_bytes(shared + layout.factors(stage.index), in.factors(in.slot(task.block.place, i)), factor_bytes, full);
-      if (i == task.first) copy(shared + layout.k_begin, &in.k, &barriers->k_full, &barriers->k_free);
-      stage.next(kHeadStages);
-    }
-    once.next(1);
-  });
-}
-
-// One thread: brings the nodes.
-template <int kKeyDim, bool kLinear>
-__device__ void copy_nodes(const BackwardParameters& in, const RowLayout& layout, char* shared, RowBarriers* barriers,
-                           int tasks) {
-  Turn ring;
-  each_task<kLinear>(in, tasks, [&](const RowTask& task) {
-    for (int i = task.first; i < task.end; ++i) {
-      for (uint32_t left = task.reads; left; left &= left - 1) {
-        const int end = task.block.node_end(__ffsll(left) - 1, kLinear);
-        const int64_t slot = in.slot(task.block.place_of(end), i);
-        wait(&barriers->node_free[ring.index], ring.phase ^ 1);
-        arrive_expect_bytes(&barriers->node_full[ring.index], layout.node_bytes);
-        load_box(shared + layout.node(ring.index), &in.nodes, {0, static_cast<int32_t>(slot * kKeyDim)},
-                 &barriers->node_full[ring.index]);
-        ring.next(layout.ring);
-      }
-    }
-  });
-}
-
-// What becomes of the gradients of a head's λ: flows and dlambda. A warp of its own for each half of the rows.
-template <bool kLinear>
-struct Finisher {
-  const BackwardParameters& in;
-  const RowLayout& layout;
-  char* shared;
-  RowBarriers* barriers;
-  const int half, lane;
-
-  // Row_reads, and the flow of the reads of each entry.
-  __device__ __forceinline__ void store_flows(int stage, int64_t slot, int count) const {
-    const BlockFactors& f = *reinterpret_cast<const BlockFactors*>(shared + layout.factors(stage));
-    const float* staging = reinterpret_cast<const float*>(shared + layout.staging(stage));
-    float* flows = reinterpret_cast<float*>(shared + layout.flows(stage));
-    const int first = kHalf * half + lane;
-    float read[2] = {0, 0};
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int r = first + 32 * h;
-#pragma unroll
-      for (int l = 1; l < kInner; ++l)
-        read[h] = fmaf(kLinear ? 1.0f : f.lambda(l)[r], staging[r * layout.staged + l], read[h]);
-    }
-    // Two entries at a time: sixteen lanes add up each.
-    const bool upper = lane >= 16;
-#pragma unroll 1
-    for (int entry = 0; entry < count; entry += 2) {
-      float flow[2] = {0, 0};
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        if (entry + e >= count) continue;
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const int r = first + 32 * h;
-          const float x =
-              staging[r * layout.staged + kInner + entry + e] * (kLinear ? 1.0f : f.lambda(kInner + entry + e)[r]);
-          read[h] += x;
-          flow[e] += x;
-        }
-      }
-      float sum = (upper ? flow[1] : flow[0]) + __shfl_xor_sync(kAllLanes, upper ? flow[0] : flow[1], 16);
-#pragma unroll
-      for (int d = 8; d > 0; d /= 2) sum += __shfl_xor_sync(kAllLanes, sum, d);
-      if (lane % 16 == 0) flows[half * kMostEntries + entry + lane / 16] = sum;
-    }
-    in.row_reads[slot * kBlock + first] = read[0];
-    in.row_reads[slot * kBlock + first + 32] = read[1];
-    if (count == 0) return;
-    sync_some(kFlowBarrier, 32 * kFinishers);
-    if (half == 0 && lane < count) in.reads[slot * kMostEntries + lane] = flows[lane] + flows[kMostEntries + lane];
-  }
-
-  __device__ __forceinline__ void store_lambda(int stage, const RowTask& task, int head) const {
-    const int levels = static_cast<int>(in.shape.levels), staged = kInner + __popcll(task.reads);
-    float* staging = reinterpret_cast<float*>(shared + layout.staging(stage)) + kHalf * half * layout.staged;
-    // The first of a row's sums that belongs to a level or a higher one.
-    const auto place = [&](int level) {
-      if (level <= kInner) return level;
-      return level - kInner > 31 ? staged : kInner + __popcll(task.reads & ((uint32_t{1} << (level - kInner)) - 1));
-    };
-    if (in.shape.absorb && staged > place(levels - 1) + 1) {  // several are the last column's
-#pragma unroll 1
-      for (int r = lane; r < kHalf; r += 32) {
-        float* sums = staging + r * layout.staged;
-#pragma unroll 1
-        for (int n = place(levels - 1) + 1; n < staged; ++n) sums[place(levels - 1)] += sums[n];
-      }
-      __syncwarp();
-    }
-    const uint32_t live = live_rows(task);
-    const int step = 2 * static_cast<int>(in.dlambda.row_stride);
-#pragma unroll 1
-    for (int column = lane % 16; column < levels; column += 16) {
-      const int at = place(column);
-      const bool is_read = at < staged && (column == levels - 1 || place(column + 1) > at);
-      float* sums = staging + lane / 16 * layout.staged + (is_read ? at : 0);
-      const int64_t element = task.block.index * in.dlambda.sequence_stride + head * in.dlambda.head_stride + column +
-                              (task.block.row + kHalf * half + lane / 16) * in.dlambda.row_stride;
-      if (in.dlambda.accumulate) {
-        if (!is_read) continue;
-        add_column(sums, element, step, live);
-      }
-      if (in.dlambda.dtype == LLA_F32)
-        store_column<8>(static_cast<float*>(in.dlambda.data) + element, step, sums, is_read, live,
-                        [](float x) { return x; });
-      else
-        store_column<4>(static_cast<unsigned short*>(in.dlambda.data) + element, step, sums, is_read, live, [&](float x) {
-          return static_cast<unsigned short>(in.dlambda.dtype == LLA_BF16 ? pack<Half::kBf16>(x, 0)
-                                                                          : pack<Half::kF16>(x, 0));
-        });
-    }
-  }
-
-  // Sixteen lanes are for the columns of a row, so that a lane has every other row. Bit i: its row 2 i is the call's.
-  __device__ __forceinline__ uint32_t live_rows(const RowTask& task) const {
-    const int from = task.block.lo - kHalf * half - lane / 16, to = task.block.hi - kHalf * half - lane / 16;
-    const auto below = [](int row) {  // rows 2 i < row
-      const int count = row <= 0 ? 0 : (row + 1) / 2;
-      return count >= 32 ? ~uint32_t{0} : (uint32_t{1} << count) - 1;
-    };
-    return below(to) & ~below(from);
-  }
-  // Stores, or zeroes, a column of a lane's rows. In few instructions: two warps do this for what eight compute.
-  template <int kAhead, class Element, class Convert>
-  __device__ __forceinline__ void store_column(Element* to, int step, const float* sums, bool is_read, uint32_t live,
-                                               Convert convert) const {
-#pragma unroll 1
-    for (int begin = 0; begin < kHalf / 2; begin += kAhead, live >>= kAhead) {
-      float x[kAhead];
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i, sums += 2 * layout.staged) x[i] = is_read ? *sums : 0.0f;
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i, to += step) {
-        if (live >> i & 1) *to = convert(x[i]);
-      }
-    }
-  }
-  // Adds what is already there to the staged sums.
-  __device__ __forceinline__ void add_column(float* sums, int64_t element, int step, uint32_t live) const {
-    constexpr int kAhead = 4;
-#pragma unroll 1
-    for (int begin = 0; begin < kHalf / 2; begin += kAhead, live >>= kAhead, element += kAhead * step) {
-      float x[kAhead];
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i)
-        x[i] = live >> i & 1 ? load_element(in.dlambda.data, in.dlambda.dtype, element + i * step) : 0.0f;
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i, sums += 2 * layout.staged) *sums += x[i];
-    }
-  }
-
-  __device__ __forceinline__ void run(int tasks) const {
-    Turn stage;
-    each_task<kLinear>(in, tasks, [&](const RowTask& task) {
-#pragma unroll 1
-      for (int i = task.first; i < task.end; ++i) {
-        wait(&barriers->staged_full[stage.index], stage.phase);
-        store_flows(stage.index, in.slot(task.block.place, i), __popcll(task.reads));
-        release(&barriers->factors_free[stage.index]);
-        if constexpr (!kLinear) {
-          if (in.dlambda.present()) {
-            store_lambda(stage.index, task, in.head_of(i));
-          }
-        }
-        release(&barriers->staged_free[stage.index]);
-        stage.next(kHeadStages);
-      }
-    });
-  }
-};
 
 // A warpgroup's half of the rows.
 template <int kKeyDim, bool kLinear>
@@ -315,13 +27,15 @@ struct RowGradients {
   static constexpr int kParts = kKeyDim / 64;  // of 64 rows of a node
   template <int kValue>
   using Number = std::integral_constant<int, kValue>;
+  using Mask = RowMask<kLinear>;
+  using Reads = typename Mask::Reads;
 
   const BackwardParameters& in;
   const RowLayout& layout;
   char* shared;
   RowBarriers* barriers;
   const int half, warp, lane;  // half: the warpgroup; warp: of the warpgroup
-  Turn stage, once;
+  Turn stage, once, across;
   Turn arrived, ring;  // of nodes: the next whose products begin, and the next to give back
   uint32_t query[kSteps][4];
   uint32_t dy[kValueSteps][4];
@@ -346,6 +60,7 @@ struct RowGradients {
     const float sum = own_of(rows) + __shfl_xor_sync(kAllLanes, lane % 2 == 0 ? rows[1] : rows[0], 1);
     return sum + __shfl_xor_sync(kAllLanes, sum, 2);
   }
+  __device__ __forceinline__ Mask masks() const { return {half, warp, lane, static_cast<float>(in.shape.scale)}; }
   __device__ __forceinline__ const BlockFactors& factors() const {
     return *reinterpret_cast<const BlockFactors*>(shared + layout.factors(stage.index));
   }
@@ -505,136 +220,157 @@ struct RowGradients {
     if constexpr (kLast) wait_products<0>(x, y);
   }
 
-  // ---- rows of the block -------------------------------------------------------------------------------------------------
+  // ---- linear ------------------------------------------------------------------------------------------------------------
+  // Rows of the second half read all sources, so that they are twice the work: the first warpgroup makes their weights for
+  // the first half's sources.
 
-  // From products of dy and values, and scores: their gradient, rounded, and what rows read at the levels, without λ. Eights
-  // of columns left of the row's own are at one level.
-  struct Reads {
-    float level[2][kInner];  // [row lane / 4 or 8 more]
-  };
-  __device__ __forceinline__ static float lambda_of(const BlockFactors& f, int level, int row) {
-    return kLinear ? 1.0f : f.lambda(level)[row];
+  __device__ __forceinline__ ScoresKept own_scores() const {
+    float4* own = reinterpret_cast<float4*>(shared + layout.scores_begin + static_cast<uint32_t>(half) * kOwnScoreBytes);
+    return {own + warp * (warp + 1) * 32 + lane, 32};
   }
-
-  // Factors of two columns at a level: this lane's of eight n of half `piece`.
-  __device__ __forceinline__ float2 columns(const BlockFactors& f, int level, int piece, int n) const {
-    const int at = kHalf * piece + 8 * n + 2 * (lane % 4);
-    const float2 decay = *reinterpret_cast<const float2*>(&f.level[level - 1][at]);
-    const float2 write = *reinterpret_cast<const float2*>(&f.write[at]);
-    return make_float2(decay.x * write.x, decay.y * write.y);
+  __device__ __forceinline__ ScoresKept scores_across() const {
+    return {reinterpret_cast<float4*>(shared + layout.scores_begin + 2 * kOwnScoreBytes) + 32 * warp + lane, 128};
   }
-
-  // Columns 8 n ... 8 n + 7, all at one level; row: factors of the two rows.
-  __device__ __forceinline__ static void mask_eight(const Sums& product, const Sums& score, int n, float2 column,
-                                                    const float (&row)[2], uint32_t (&weights)[4][4], float (&sum)[2]) {
+  // a: from its second half on; b: its first half.
+  template <class Tile, int kDepth>
+  __device__ __forceinline__ void issue_across(Sums& sum, uint32_t a_begin, uint32_t b_begin) {
+    const uint64_t a = moved(describe(shared_address(shared + a_begin), Major::kDepth, Tile::kPanelBytes),
+                             outer_offset(Major::kDepth, kHalf, Tile::kPanelBytes));
+    const uint64_t b = describe(shared_address(shared + b_begin), Major::kDepth, Tile::kPanelBytes);
+    fence_products(sum);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int e = 4 * n + 2 * h;
-      const float x = column.x * product[e], y = column.y * product[e + 1];
-      sum[h] = fmaf(y, score[e + 1], fmaf(x, score[e], sum[h]));
-      weights[n / 2][2 * (n % 2) + h] = pack<Half::kBf16>(row[h] * x, row[h] * y);
-    }
+    for (int depth = 0; depth < kDepth; depth += kDepthStep)
+      multiply<Half::kBf16, Major::kDepth, Major::kDepth>(
+          sum, moved(a, depth_offset(Major::kDepth, depth, Tile::kPanelBytes)),
+          moved(b, depth_offset(Major::kDepth, depth, Tile::kPanelBytes)), depth > 0);
+    commit_products();
   }
-
-  // The first half, for rows of the second: all at level 7.
-  __device__ __forceinline__ void mask_first(const Sums& product, const Sums& score, const BlockFactors& f,
-                                             uint32_t (&weights)[4][4], Reads* reads) const {
-    const float* level = f.level[kInnerLevels - 1];
-    const int r = first_row() + lane / 4;
-    const float a[2] = {level[r], level[r + 8]};
-    const float row[2] = {a[0] * lambda_of(f, kInnerLevels, r), a[1] * lambda_of(f, kInnerLevels, r + 8)};
-    float sum[2] = {0, 0};
+  // Once for all heads of a part.
+  __device__ __forceinline__ void make_scores(Sums& sum) {
+    const auto put = [&](const ScoresKept& to, int count) {
 #pragma unroll
-    for (int n = 0; n < 8; ++n) mask_eight(product, score, n, columns(f, kInnerLevels, 0, n), row, weights, sum);
-    reads->level[0][kInnerLevels] = a[0] * sum[0];
-    reads->level[1][kInnerLevels] = a[1] * sum[1];
-  }
-
-  // An eight of its own row's: row lane / 4, columns 2 (lane % 4) and the next.
-  template <int kSide>
-  __device__ __forceinline__ uint32_t mask_diagonal(const Sums& product, const Sums& score, int n, const BlockFactors& f,
-                                                    Reads* reads) const {
-    const int first = first_row() + 8 * kSide, row = first + lane / 4;
-    const float scale = static_cast<float>(in.shape.scale);
-    float weight[2];
-#pragma unroll
-    for (int odd = 0; odd < 2; ++odd) {
-      const int e = 4 * n + 2 * kSide + odd, column = 2 * (lane % 4) + odd, differ = lane / 4 ^ column;
-      const int l = differ >= 4 ? 3 : differ >= 2 ? 2 : differ;
-      const float* level = f.level[differ == 0 ? 0 : l - 1];
-      const float pair = level[row] * level[first + column];  // also where it is not asked for: no branches
-      const float base = column > lane / 4 ? 0.0f : (differ == 0 ? scale : pair) * f.write[first + column];
-      const float x = base * product[e], read = x * score[e];
-      weight[odd] = lambda_of(f, l, row) * x;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) reads->level[kSide][i] += i == l ? read : 0.0f;
-    }
-    return pack<Half::kBf16>(weight[0], weight[1]);
-  }
-
-  // The half with itself.
-  __device__ __forceinline__ void mask_own(const Sums& product, const Sums& score, const BlockFactors& f,
-                                           uint32_t (&weights)[4][4], Reads* reads) const {
-    const int r = first_row() + lane / 4;
-#pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-      if (pair > warp) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) weights[pair][i] = 0;
-      } else if (pair < warp) {
-        const bool far = (pair ^ warp) >= 2;
-        const int l = far ? 6 : 5;
-        const float* level = f.level[l - 1];
-        const float a[2] = {level[r], level[r + 8]};
-        const float row[2] = {a[0] * lambda_of(f, l, r), a[1] * lambda_of(f, l, r + 8)};
-        float sum[2] = {0, 0};
-        mask_eight(product, score, 2 * pair, columns(f, l, half, 2 * pair), row, weights, sum);
-        mask_eight(product, score, 2 * pair + 1, columns(f, l, half, 2 * pair + 1), row, weights, sum);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          reads->level[h][6] += far ? a[h] * sum[h] : 0.0f;
-          reads->level[h][5] += far ? 0.0f : a[h] * sum[h];
-        }
-      } else {
-        const float* level = f.level[3];
-        const float a[2] = {0, level[r + 8]}, row[2] = {0, a[1] * lambda_of(f, 4, r + 8)};
-        float sum[2] = {0, 0};
-        mask_eight(product, score, 2 * pair, columns(f, 4, half, 2 * pair), row, weights, sum);
-        reads->level[1][4] = a[1] * sum[1];
-        weights[pair][0] = mask_diagonal<0>(product, score, 2 * pair, f, reads);
-        weights[pair][2] = 0;
-        weights[pair][3] = mask_diagonal<1>(product, score, 2 * pair + 1, f, reads);
+      for (int n = 0; n < 8; ++n) {
+        if (n < count) to.eight(n) = ScoreSums{sum}.eight(n);
       }
-    }
+    };
+    fence_products(sum);
+    issue_scores(sum, half);
+    wait_products<0>(sum);
+    put(own_scores(), 2 * warp + 2);
+    if (half == 1) return;
+    issue_across<RowTile, kKeyDim>(sum, 0, layout.k_begin);
+    wait_products<0>(sum);
+    put(scores_across(), 8);
   }
 
-  // Sums over the four lanes of a row; of each row a lane gets levels 2 (lane % 4) and the next.
-  __device__ __forceinline__ void sum_lanes(const Reads& reads, float (&to)[2][2]) const {
-    const bool high = (lane & 2) != 0, odd = (lane & 1) != 0;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      float four[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float low_level = reads.level[h][i], high_level = reads.level[h][4 + i];
-        four[i] = (high ? high_level : low_level) + __shfl_xor_sync(kAllLanes, high ? low_level : high_level, 2);
-      }
-#pragma unroll
-      for (int i = 0; i < 2; ++i)
-        to[h][i] = (odd ? four[2 + i] : four[i]) + __shfl_xor_sync(kAllLanes, odd ? four[i] : four[2 + i], 1);
+  __device__ __forceinline__ void read_state(Sums& x, Sums& y) {
+    const BlockFactors& f = factors();
+    const int r = first_row() + lane / 4;
+    const float weight[2] = {f.start[r], f.start[r + 8]};
+    float dot[2] = {0, 0};
+    wait(&barriers->node_full[arrived.index], arrived.phase);
+    fence_products(x, y);
+    issue_values(x, node(arrived.index, 0));
+    if constexpr (kParts == 2) issue_values(y, node(arrived.index, 1));
+    arrived.next(layout.ring);
+    wait_products<kParts - 1>(x);
+    add_node<0>(x, weight, dot);
+    if constexpr (kParts == 2) {
+      wait_products<0>(y);
+      add_node<1>(y, weight, dot);
     }
+    release(&barriers->node_free[ring.index]);
+    ring.next(layout.ring);
+    finish_node(0, dot);
+  }
+
+  // For the other warpgroup's rows: their weights, and what they read.
+  __device__ __forceinline__ void weigh_across(const Sums& products) {
+    const int first = kHalf + 16 * warp;
+    uint32_t weights[4][4];
+    float reads[2];
+    masks().mask_first(products, scores_across(), factors(), first, weights, reads);
+    const float own = sum_own(reads);
+    if (lane % 4 < 2)
+      reinterpret_cast<float*>(shared + layout.staging(stage.index))[(first + own_row()) * layout.staged + kInnerLevels] =
+          own;
+    wait(&barriers->across_free, across.phase ^ 1);
+    const Place at = block_row(lane);
+#pragma unroll
+    for (int step = 0; step < 4; ++step)
+      store_matrices<false>(shared_address(shared + layout.weights_begin) +
+                                AcrossTile::offset(16 * warp + at.row, kDepthStep * step + at.column),
+                            weights[step]);
+    fence_shared_writes();
+    release(&barriers->across_full);
+  }
+  __device__ __forceinline__ void issue_keys_across() {
+    const uint64_t a = describe(shared_address(shared + layout.weights_begin), Major::kDepth, AcrossTile::kPanelBytes);
+    const uint64_t k = describe(shared_address(shared + layout.k_begin), Major::kOuter, RowTile::kPanelBytes);
+    fence_products(gradient);
+#pragma unroll
+    for (int depth = 0; depth < kHalf; depth += kDepthStep)
+      multiply<Half::kBf16, Major::kDepth, Major::kOuter>(
+          gradient, moved(a, depth_offset(Major::kDepth, depth, AcrossTile::kPanelBytes)),
+          moved(k, depth_offset(Major::kOuter, depth, RowTile::kPanelBytes)), true);
+    commit_products();
+  }
+
+  __device__ __forceinline__ void run_linear_head(const RowTask& task, bool first) {
+    wait(&barriers->head_full[stage.index], stage.phase);
+    clear_dead(task.block, layout.v(stage.index), layout.dy(stage.index), 1);
+    load_rows<ValueTile>(dy, layout.dy(stage.index));
+    wait(&barriers->staged_free[stage.index], stage.phase ^ 1);
+    Sums x, y;
+    make_fresh(x);
+    make_fresh(y);
+    read_state(x, y);
+    if (first) {
+      wait(&barriers->k_full, once.phase);
+      make_scores(x);
+    }
+    // By both, of which one does not need it: no product may be under way where the compiler sees a choice.
+    issue_across<ValueTile, kColumns>(y, layout.dy(stage.index), layout.v(stage.index));
+    fence_products(x);
+    issue_values(x, values(half));
+    wait_products<1>(y);
+    if (half == 0) weigh_across(y);
+    wait_products<0>(x);
+    release(&barriers->tiles_free[stage.index]);
+    Reads reads;
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int l = 0; l < kInner; ++l) reads.level[h][l] = 0;
+    uint32_t weights[4][4];
+    masks().mask_own(x, own_scores(), factors(), weights, &reads);
+    fence_products(gradient);
+    issue_keys(weights, half);
+    if (half == 1) {
+      wait(&barriers->across_full, across.phase);
+      issue_keys_across();
+    }
+    stage_levels(reads);
+    wait_products<0>(gradient);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) pin(weights[n]);
+    if (half == 1) release(&barriers->across_free);
+    across.next(1);
+    release(&barriers->staged_full[stage.index]);
+    release(&barriers->factors_free[stage.index]);
+    stage.next(kHeadStages);
   }
 
   // ---- results -----------------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void stage_levels(const Reads& reads) const {
     float sums[2][2];
-    sum_lanes(reads, sums);
+    masks().sum_lanes(reads, sums);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       float* to = staging() + (lane / 4 + 8 * h) * layout.staged + 2 * (lane % 4);
       to[0] = sums[h][0];
-      to[1] = sums[h][1];
+      if (!kLinear || half == 0 || lane % 4 < 3) to[1] = sums[h][1];  // linear: the other warpgroup has made the last one
     }
   }
 
@@ -656,7 +392,7 @@ struct RowGradients {
 
   __device__ __forceinline__ void store_gradient(const RowTask& task) const {
     if (!in.dq.present()) return;
-    if (in.parts_of_group == 1) return store_rows(task);
+    if (in.parts_of_group == 1 || in.chained_rows) return store_rows(task);
     store_sums<kKeyDim>(part_sums<kKeyDim>(in, in.dq_parts, task.block, task.part) + first_row() * kKeyDim, gradient,
                         in.adds);
   }
@@ -686,8 +422,12 @@ struct RowGradients {
 #pragma unroll
       for (int l = 0; l < kInner; ++l) reads.level[h][l] = 0;
     uint32_t weights[4][4];
+    const Mask mask = masks();
     if (half == 1) {
-      mask_first(x, y, f, weights, &reads);
+      float first[2];
+      mask.mask_first(x, ScoreSums{y}, f, first_row(), weights, first);
+      reads.level[0][kInnerLevels] = first[0];
+      reads.level[1][kInnerLevels] = first[1];
       fence_products(gradient);
       issue_keys(weights, 0);
       fence_products(x, y);
@@ -698,7 +438,7 @@ struct RowGradients {
       for (int n = 0; n < 4; ++n) pin(weights[n]);
     }
     release(&barriers->tiles_free[stage.index]);
-    mask_own(x, y, f, weights, &reads);
+    mask.mask_own(x, ScoreSums{y}, f, weights, &reads);
     fence_products(gradient);
     issue_keys(weights, half);
     stage_levels(reads);
@@ -720,8 +460,18 @@ struct RowGradients {
       for (int e = 0; e < kKeyDim / 2; ++e) gradient[e] = 0;
 #pragma unroll 1
       for (int i = task.first; i < task.end; ++i) {
-        run_head(task);
+        if constexpr (kLinear)
+          run_linear_head(task, i == task.first);
+        else
+          run_head(task);
         if (i == task.first) release(&barriers->q_free);  // products with the queries are through
+        const int done = i + 1 - task.first;
+        if (in.chained_rows && in.dq.present() && (done % in.bundle == 0 || i + 1 == task.end)) {
+          constexpr int kThreads = 32 * kRowWarps;
+          float* sums = in.dq_chain + static_cast<int64_t>(blockIdx.x) * (kBlock * kKeyDim);
+          chain_sums<kThreads>(reinterpret_cast<float4*>(sums) + threadIdx.x - (kRowThreads - kThreads), gradient,
+                               done > in.bundle, i + 1 < task.end);
+        }
       }
       release(&barriers->k_free);
       once.next(1);
@@ -747,6 +497,8 @@ __global__ void __launch_bounds__(kRowThreads, 1)
       init_barrier(&barriers->staged_full[i], kRowWarps);
       init_barrier(&barriers->staged_free[i], kFinishers);
     }
+    init_barrier(&barriers->across_full, kRowWarps / 2);
+    init_barrier(&barriers->across_free, kRowWarps / 2);
     for (int i = 0; i < kMostNodes; ++i) {
       init_barrier(&barriers->node_full[i], 1);
       init_barrier(&barriers->node_free[i], kRowWarps);
@@ -774,9 +526,9 @@ template <int kKeyDim>
 int32_t launch_rows(const BackwardParameters& in, void* stream) {
   RowLayout layout;
   int nodes = kMostNodes;
-  while (nodes > 0 && !layout.place(kKeyDim, in.entries, in.factor_bytes, nodes)) --nodes;
+  while (nodes > 0 && !layout.place(kKeyDim, in.entries, in.factor_bytes, in.linear, nodes)) --nodes;
   if (nodes == 0) return LLA_INTERNAL;
-  const int64_t tasks = in.batch.count * in.blocks * in.part_count, most = multiprocessors();
+  const int64_t tasks = in.batch.count * in.blocks * in.tasks_of_block(in.chained_rows), most = multiprocessors();
   if (tasks >= int64_t{1} << 30) return LLA_INTERNAL;
   return launch(in.linear ? row_gradients<kKeyDim, true> : row_gradients<kKeyDim, false>, tasks < most ? tasks : most,
                 kRowThreads, layout.bytes, stream, in, layout, static_cast<int>(tasks));

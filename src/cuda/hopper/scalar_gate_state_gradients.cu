@@ -15,27 +15,29 @@ namespace lla::cuda::hopper {
 
 namespace {
 
-constexpr int kStages = 3;
+constexpr int kMostStages = 5;
 constexpr int kGroupRegisters[3] = {56, 224, 224};  // where there are three warpgroups
 static_assert(registers_suffice(kGroupRegisters), "more registers than a block has");
 
+// kKeyDim: keys of a task, all of a state's or, in two pieces, 64 of them.
 template <int kKeyDim>
 struct StateLayout {
   using RowTile = SwizzledTile<kBlock, kKeyDim>;     // q: [row][dk]
   using ValueTile = SwizzledTile<kBlock, kColumns>;  // dy: [row][dv]
   using NodeTile = SwizzledTile<kKeyDim, kColumns>;  // [dk][dv]
+  static constexpr int kStages = kKeyDim == 64 ? 5 : 3;
   static constexpr int kGroups = kKeyDim / 64, kWarps = 4 * kGroups, kThreads = 128 * (kGroups + 1);
   static constexpr uint32_t kDy = RowTile::kBytes, kNode = kDy + ValueTile::kBytes;
   static constexpr uint32_t kStageBytes = kNode + NodeTile::kBytes;
   static constexpr uint32_t kStarts = kStages * kStageBytes;  // [stage][128]: weights of the rows
   static constexpr uint32_t kBarriers = kStarts + kStages * kBlock * 4;
-  static constexpr uint32_t kBytes = kBarriers + 64;
+  static constexpr uint32_t kBytes = kBarriers + 128;
 };
 
 struct StateBarriers {
-  Barrier full[kStages], free[kStages];
+  Barrier full[kMostStages], free[kMostStages];
 };
-static_assert(sizeof(StateBarriers) <= 64, "place is kept for them");
+static_assert(sizeof(StateBarriers) <= 128, "place is kept for them");
 
 // States after the blocks [from, to) of a segment; rows of the blocks behind them read these.
 struct Segment {
@@ -43,9 +45,13 @@ struct Segment {
   int row = 0;                    // of block `from` on the row axis
   int last = 0;                   // rows of the sequence's last block that are the call's
   int number = 0;                 // of the head
+  int piece = 0;                  // of the keys
   int64_t slot = 0;               // of block `from`
 
+  template <int kPieces>
   __device__ __forceinline__ bool find(const BackwardParameters& in, int task) {
+    piece = task % kPieces;
+    task /= kPieces;
     const int n = task / in.head_count, count = static_cast<int>(in.batch.count), b = n % count;
     number = in.head_begin + task - n * in.head_count;
     BlockOfRows first;
@@ -62,17 +68,22 @@ struct Segment {
   __device__ __forceinline__ int64_t slot_of(const BackwardParameters& in, int block) const {
     return slot + int64_t{block - from} * in.head_count;
   }
+  // Of the task's keys of a state, in boxes of them.
+  template <int kPieces>
+  __device__ __forceinline__ int64_t place_of(const BackwardParameters& in, int block) const {
+    return slot_of(in, block) * kPieces + piece;
+  }
 };
 
 // One thread: brings what a state needs.
-template <int kKeyDim>
+template <int kKeyDim, int kPieces>
 __device__ void bring_states(const BackwardParameters& in, int tasks, char* shared, StateBarriers* barriers) {
   using Layout = StateLayout<kKeyDim>;
   using RowTile = typename Layout::RowTile;
   Turn stage;
   for (int task = static_cast<int>(blockIdx.x); task < tasks; task += static_cast<int>(gridDim.x)) {
     Segment segment;
-    if (!segment.find(in, task)) continue;
+    if (!segment.find<kPieces>(in, task)) continue;
     const int head = in.head_of(segment.number), group = in.group_of(segment.number);
     for (int block = segment.to - 1; block >= segment.from; --block) {
       char* to = shared + stage.index * Layout::kStageBytes;
@@ -80,18 +91,19 @@ __device__ void bring_states(const BackwardParameters& in, int tasks, char* shar
       const int row = segment.row + ((block + 1 - segment.from) << kBlockLog);
       wait(&barriers->free[stage.index], stage.phase ^ 1);
       arrive_expect_bytes(full, Layout::kStageBytes + kBlock * 4);
-      load_box(to + Layout::kNode, &in.nodes, {0, static_cast<int32_t>(segment.slot_of(in, block) * kKeyDim)}, full);
+      load_box(to + Layout::kNode, kPieces == 1 ? &in.nodes : &in.node_halves,
+               {0, static_cast<int32_t>(segment.place_of<kPieces>(in, block) * kKeyDim)}, full);
       load_bytes(shared + Layout::kStarts + stage.index * kBlock * 4, in.factors(segment.slot_of(in, block + 1))->start,
                  kBlock * 4, full);
       load_box(to + Layout::kDy, &in.dy, {0, row, head}, full);
       for (int panel = 0; panel < RowTile::kPanels; ++panel)
-        load_box(to + panel * RowTile::kPanelBytes, &in.q, {64 * panel, row, group}, full);
-      stage.next(kStages);
+        load_box(to + panel * RowTile::kPanelBytes, &in.q, {kKeyDim * segment.piece + 64 * panel, row, group}, full);
+      stage.next(Layout::kStages);
     }
   }
 }
 
-template <int kKeyDim>
+template <int kKeyDim, int kPieces>
 struct StateGradients {
   using Layout = StateLayout<kKeyDim>;
   using RowTile = typename Layout::RowTile;
@@ -178,12 +190,13 @@ struct StateGradients {
     const float flow = warp_sum(decay(up));
     add_rows();
     const int64_t slot = segment.slot_of(in, block);
-    if (lane == 0) in.factors(slot)->newer[kFlowPlace + 4 * group + warp] = flow;
+    if (lane == 0) in.factors(slot)->newer[kFlowPlace + 4 * (group + segment.piece) + warp] = flow;
     put_gradient();
     fence_shared_writes();
     sync_some(1, 128 * Layout::kGroups);
     if (issues()) {
-      store_box(&in.grads, {0, static_cast<int32_t>(slot * kKeyDim)}, tile(Layout::kNode));
+      store_box(kPieces == 1 ? &in.grads : &in.grad_halves,
+                {0, static_cast<int32_t>(segment.place_of<kPieces>(in, block) * kKeyDim)}, tile(Layout::kNode));
       commit_stores();
       if (stored >= 0) {
         wait_stores_read<1>();
@@ -191,7 +204,7 @@ struct StateGradients {
       }
       stored = stage.index;
     }
-    stage.next(kStages);
+    stage.next(Layout::kStages);
   }
   // One thread stores gradients, and gives stages back.
   __device__ __forceinline__ static bool issues() { return threadIdx.x == 128; }
@@ -212,7 +225,7 @@ struct StateGradients {
   __device__ __forceinline__ void run(int tasks) {
     for (int task = static_cast<int>(blockIdx.x); task < tasks; task += static_cast<int>(gridDim.x)) {
       Segment segment;
-      if (!segment.find(in, task)) continue;
+      if (!segment.find<kPieces>(in, task)) continue;
 #pragma unroll
       for (float& sum : sums) sum = 0;
       float up = in.up[segment.slot_of(in, segment.to - 1)];
@@ -227,16 +240,16 @@ struct StateGradients {
   }
 };
 
-template <int kKeyDim>
+template <int kKeyDim, int kPieces>
 __global__ void __launch_bounds__(StateLayout<kKeyDim>::kThreads, 1)
     read_states(const __grid_constant__ BackwardParameters in, int tasks) {
   using Layout = StateLayout<kKeyDim>;
   static_assert(Layout::kBytes <= kMostShared, "more than a block of threads has");
-  static_assert(kFlowPlace + Layout::kWarps <= kMostEntries, "a place for each warp's flow");
+  static_assert(kFlowPlace + kPieces * Layout::kWarps <= kMostEntries, "a place for each warp's flow");
   char* shared = shared_memory();
   StateBarriers* barriers = reinterpret_cast<StateBarriers*>(shared + Layout::kBarriers);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kStages; ++i) {
+    for (int i = 0; i < Layout::kStages; ++i) {
       init_barrier(&barriers->full[i], 1);
       init_barrier(&barriers->free[i], 1);
     }
@@ -245,28 +258,33 @@ __global__ void __launch_bounds__(StateLayout<kKeyDim>::kThreads, 1)
   __syncthreads();
   if (threadIdx.x < 128) {
     if constexpr (Layout::kGroups == 2) keep_registers<kGroupRegisters[0]>();
-    if (threadIdx.x == 0) bring_states<kKeyDim>(in, tasks, shared, barriers);
+    if (threadIdx.x == 0) bring_states<kKeyDim, kPieces>(in, tasks, shared, barriers);
   } else {
     if constexpr (Layout::kGroups == 2) take_registers<kGroupRegisters[1]>();
-    StateGradients<kKeyDim>(in, shared, barriers).run(tasks);
+    StateGradients<kKeyDim, kPieces>(in, shared, barriers).run(tasks);
   }
+}
+
+template <int kKeyDim, int kPieces>
+int32_t launch_states(const BackwardParameters& in, void* stream) {
+  const int64_t tasks = in.batch.count * in.runs(kSegmentLog) * in.head_count * kPieces, most = multiprocessors();
+  if (tasks >= int64_t{1} << 30) return LLA_INTERNAL;
+  using Layout = StateLayout<kKeyDim>;
+  return launch(read_states<kKeyDim, kPieces>, tasks < most ? tasks : most, Layout::kThreads, Layout::kBytes, stream, in,
+                static_cast<int>(tasks));
 }
 
 }  // namespace
 
 int32_t launch_state_gradients(const BackwardParameters& in, int key_dim, void* stream) {
-  const int64_t tasks = in.batch.count * in.runs(kSegmentLog) * in.head_count, most = multiprocessors();
-  if (tasks >= int64_t{1} << 30) return LLA_INTERNAL;
-  const int64_t blocks = tasks < most ? tasks : most;
-  const int count = static_cast<int>(tasks);
-  if (key_dim == 64)
-    return launch(read_states<64>, blocks, StateLayout<64>::kThreads, StateLayout<64>::kBytes, stream, in, count);
-  return launch(read_states<128>, blocks, StateLayout<128>::kThreads, StateLayout<128>::kBytes, stream, in, count);
+  if (in.halves_states(key_dim, multiprocessors())) return launch_states<64, 2>(in, stream);
+  return key_dim == 64 ? launch_states<64, 1>(in, stream) : launch_states<128, 1>(in, stream);
 }
 
 int32_t load_state_gradients() {
-  const int32_t status = load_kernel(read_states<64>);
-  return status == LLA_OK ? load_kernel(read_states<128>) : status;
+  int32_t status = load_kernel(read_states<64, 1>);
+  if (status == LLA_OK) status = load_kernel(read_states<64, 2>);
+  return status == LLA_OK ? load_kernel(read_states<128, 1>) : status;
 }
 
 }  // namespace lla::cuda::hopper

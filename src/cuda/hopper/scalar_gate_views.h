@@ -34,7 +34,7 @@ inline int node_levels(int64_t blocks, int64_t most_length) {
   return std::min(bits((most_length - 1) >> kBlockLog), bits(blocks) + 1);
 }
 
-inline TensorView<3> rows_view(const View& view, int64_t dim, int64_t rows, int64_t heads) {
+inline TensorView<3> rows_view(const View& view, int64_t dim, int64_t rows, int64_t heads, int32_t box_rows = kBlock) {
   TensorView<3> map;
   map.type = TensorType::kBf16;
   map.data = view.data;
@@ -44,7 +44,7 @@ inline TensorView<3> rows_view(const View& view, int64_t dim, int64_t rows, int6
   map.strides[0] = rows == 1 ? 2 * ((dim + 7) & ~int64_t{7}) : 2 * view.row_stride;  // of one row it says nothing
   map.strides[1] = heads == 1 ? map.strides[0] : 2 * view.head_stride;
   map.box[0] = 64;
-  map.box[1] = kBlock;
+  map.box[1] = box_rows;
   map.box[2] = 1;
   return map;
 }

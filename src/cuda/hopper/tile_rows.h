@@ -21,6 +21,24 @@ __device__ __forceinline__ void clear_rows(char* tile, int panels, int lo, int h
   }
 }
 
+// Puts a warp's 16 rows of 64 sums into its own shared memory as bf16; element(i): the sum's, as of wgmma. 16 bytes at
+// staging + place(row, chunk).
+template <class Locate, class Element>
+__device__ __forceinline__ void put_rows(char* staging, int lane, Locate place, Element element) {
+  const uint32_t address = shared_address(staging);
+  const Place at = block_row(lane);
+#pragma unroll
+  for (int quarter = 0; quarter < 4; ++quarter) {
+    uint32_t pairs[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int e = 8 * quarter + 2 * i;
+      pairs[i] = pack<Half::kBf16>(element(e), element(e + 1));
+    }
+    store_matrices<false>(address + place(at.row, 2 * quarter + at.column / 8), pairs);
+  }
+}
+
 // Stores those of a warp's rows [first, first + 16) that lie in [lo, hi) as bf16, `columns` of 64 (a multiple of 8), to a
 // tensor whose row 0 is at `to`; element(i): the sum's, as of wgmma. Rows go through the warp's own memory, 16 bytes at
 // staging + place(row, chunk); if the tensor accumulates, straight, so that the sum is rounded once.
@@ -39,18 +57,7 @@ __device__ __forceinline__ void store_rows(char* to, int64_t row_bytes, bool acc
     }
     return;
   }
-  const uint32_t address = shared_address(staging);
-  const Place at = block_row(lane);
-#pragma unroll
-  for (int quarter = 0; quarter < 4; ++quarter) {
-    uint32_t pairs[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int e = 8 * quarter + 2 * i;
-      pairs[i] = pack<Half::kBf16>(element(e), element(e + 1));
-    }
-    store_matrices<false>(address + place(at.row, 2 * quarter + at.column / 8), pairs);
-  }
+  put_rows(staging, lane, place, element);
   __syncwarp();
   const int chunk = lane % 8;
   char* here = to + (first + lane / 8) * row_bytes + 16 * chunk;
@@ -84,6 +91,34 @@ __device__ __forceinline__ void store_sums(float* to, const float (&sums)[kColum
 #pragma unroll
     for (int i = 0; i < kAhead; ++i)
       *at(begin + i) = make_float2(before[i].x + sums[2 * (begin + i)], before[i].y + sums[2 * (begin + i) + 1]);
+  }
+}
+
+// A thread's sums, continued from those of earlier parts, and left for later ones: in memory of its own, [i][kThreads]. What
+// stays in the cache, since it is used again soon.
+template <int kThreads, int kCount>
+__device__ __forceinline__ void chain_sums(float4* memory, float (&sums)[kCount], bool adds, bool leaves) {
+  constexpr int kAhead = 8;
+  if (adds) {
+#pragma unroll
+    for (int begin = 0; begin < kCount / 4; begin += kAhead) {
+      float4 before[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) before[i] = memory[(begin + i) * kThreads];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        const float x[4] = {before[i].x, before[i].y, before[i].z, before[i].w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sums[4 * (begin + i) + j] += x[j];
+      }
+    }
+  }
+  if (!leaves) return;
+#pragma unroll
+  for (int i = 0; i < kCount / 4; ++i) {
+    memory[i * kThreads] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) sums[4 * i + j] = 0;
   }
 }
 
