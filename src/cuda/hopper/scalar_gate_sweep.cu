@@ -182,8 +182,8 @@ __global__ void __launch_bounds__(kJoinThreads)
       float latest[kMostLevels];  // log decays
       uint2 contents[kMostLevels];
       constexpr int kAhead = 4;  // segments whose sums are under way
-      float4 sums[kAhead];
-      float2 decays[kAhead];
+      float4 sums[kAhead] = {};
+      float2 decays[kAhead] = {};
       const auto load_sum = [&](int64_t i, float4* content, float2* decay) {
         if (i >= count) return;
         const int64_t place = in.place(places + i, head, tile);
