@@ -78,6 +78,7 @@ class Input {
 struct Meter {
   int64_t outstanding = 0, count = 0, fail_at = 0;
   size_t most = size_t{1} << 20;  // so that no input can ask for all memory of the machine
+  bool fill = false;              // memory for what may be compared before anything was written to it
   lla_allocator hook() {
     lla_allocator a{};
     a.struct_size = sizeof a;
@@ -86,7 +87,8 @@ struct Meter {
       PROMISE(bytes > 0 && alignment > 0 && (alignment & (alignment - 1)) == 0);
       if (++m->count == m->fail_at || bytes > m->most) return nullptr;
       ++m->outstanding;
-      return std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+      void* const memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+      return m->fill && memory ? std::memset(memory, 0xa5, bytes) : memory;
     };
     a.release = [](void* memory, size_t, size_t, void* user) {
       PROMISE(memory != nullptr);
