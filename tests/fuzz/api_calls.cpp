@@ -13,9 +13,6 @@ using fuzz::Bindings;
 using fuzz::Block;
 using fuzz::Input;
 using fuzz::kMostBytes;
-using fuzz::Shape;
-using fuzz::Shapes;
-using fuzz::shapes_of;
 
 constexpr int64_t kContexts = 2, kLayers = 4, kStates = 2, kBatches = 2;
 
@@ -176,9 +173,12 @@ struct Run {
       if (in.one_in(6) && !memory.empty())
         fuzz::spoil(in, &memory[static_cast<size_t>(pick(static_cast<int64_t>(memory.size())))]);
     }
+    // A commit without a forward that went well is a mistake, which leaves what the memory held.
+    for (const auto& h : all) h->meter.fill = true;
     const lla_status status =
         FUZZ_CALL(lla_state_create(group.data(), static_cast<int64_t>(group.size()), in.one_in(9) ? nullptr : &d,
                                    memory.data(), static_cast<int64_t>(memory.size()), &s.state, &error));
+    for (const auto& h : all) h->meter.fill = false;
     PROMISE((status == LLA_OK) == (s.state != nullptr));
     if (status != LLA_OK) return;
     s.descs = descs;
@@ -322,11 +322,11 @@ struct Run {
     if (FUZZ_CALL(lla_layer_saved_size(alone.layer, &b.limits, &saved_bytes, nullptr, &error)) != LLA_OK) return;
     if (bytes > size_t{kMostBytes} || saved_bytes > size_t{kMostBytes}) return;
     static constexpr lla_dtype kTypes[] = {LLA_F32, LLA_F32, LLA_F32, LLA_BF16, LLA_F16, LLA_F64};
-    const Shapes shapes = shapes_of(alone.desc, b.rows);
+    const fuzz::Shapes shapes = fuzz::shapes_of(alone.desc, b.rows);
     Bindings io, weights, outputs, gradients;
     const lla_dtype common = kTypes[in.below(6)];
     for (size_t i = 0; i < shapes.all.size(); ++i) {
-      const Shape& shape = shapes.all[i];
+      const fuzz::Shape& shape = shapes.all[i];
       if (shape.optional && in.one_in(2)) continue;
       const lla_dtype dtype = in.one_in(12) ? kTypes[in.below(6)] : common;
       const bool output = i >= shapes.outputs && i < shapes.weights;
@@ -404,7 +404,7 @@ struct Run {
     const HeldLayer& l = layers[pick(kLayers)];
     const HeldState& s = states[pick(kStates)];
     if (!l.layer || !s.state) return;
-    const Shapes shapes = shapes_of(l.desc, in.below(20));
+    const fuzz::Shapes shapes = fuzz::shapes_of(l.desc, in.below(20));
     Bindings io, weights;
     for (size_t i = 0; i < shapes.all.size(); ++i) {
       if (!(i >= shapes.weights ? weights : io).add(in, shapes.all[i], LLA_F32)) return;
@@ -457,7 +457,7 @@ struct Run {
     const int64_t rows = at % grain, h = d.heads, g = d.groups ? d.groups : h;
     const lla_state_part part =
         in.one_in(20) ? static_cast<lla_state_part>(in.number()) : static_cast<lla_state_part>(1 + in.below(8));
-    Shape shape{LLA_X, false, {h, d.key_dim, d.value_dim}};
+    fuzz::Shape shape{LLA_X, false, {h, d.key_dim, d.value_dim}};
     if (part == LLA_PART_NODE_DECAY) shape.dims = {h};
     if (part == LLA_PART_TAIL_K) shape.dims = {rows, g, d.key_dim};
     if (part == LLA_PART_TAIL_V) shape.dims = {rows, h, d.value_dim};
