@@ -11,7 +11,8 @@
 namespace lm {
 namespace {
 
-static_assert(FLT_EVAL_METHOD == 0, "sums of floats must be rounded to floats; on 32-bit x86: -msse2 -mfpmath=sse");
+static_assert(FLT_EVAL_METHOD == 0 || FLT_EVAL_METHOD == 16,
+              "sums of floats must be floats; on 32-bit x86: -msse2 -mfpmath=sse");
 
 // exp to float accuracy in a form that compilers turn into SIMD code.
 inline float fast_exp(float x) {

@@ -41,7 +41,8 @@ HWY_INLINE void map2(float* out, const float* a, const float* b, int64_t n, F f)
   if (i < n) store_first(f(load_first(a + i, n - i), load_first(b + i, n - i)), out + i, n - i);
 }
 
-static_assert(FLT_EVAL_METHOD == 0, "sums of floats must be rounded to floats; on 32-bit x86: -msse2 -mfpmath=sse");
+static_assert(FLT_EVAL_METHOD == 0 || FLT_EVAL_METHOD == 16,
+              "sums of floats must be floats; on 32-bit x86: -msse2 -mfpmath=sse");
 
 // e^x = 2^n e^r, |r| <= ln(2) / 2, e^r = 1 + r + r^2 q(r). Results below the smallest normal number are 0.
 HWY_INLINE V exp_of(V x) {
