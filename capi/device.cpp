@@ -32,7 +32,7 @@ lla_status lla_device_copy(lla_context* context, void* to, const void* from, siz
   if (bytes == 0) return check_stream(&known, stream, __func__, error);
   LLA_REQUIRE(to);
   LLA_REQUIRE(from);
-  if (bytes > static_cast<size_t>(INT64_MAX))
+  if (bytes > static_cast<size_t>(PTRDIFF_MAX))
     return fail(error, LLA_SIZE_OVERFLOW, "%s: bytes = %zu is too large", __func__, bytes);
   LLA_ON_DEVICE(&known, stream);
   return copy_memory(known, to, from, static_cast<int64_t>(bytes), stream, error);

@@ -11,18 +11,15 @@
 namespace lm {
 namespace {
 
+static_assert(FLT_EVAL_METHOD == 0 || FLT_EVAL_METHOD == 16,
+              "sums of floats must be floats; on 32-bit x86: -msse2 -mfpmath=sse");
+
 // exp to float accuracy in a form that compilers turn into SIMD code.
 inline float fast_exp(float x) {
   x = x < -87.0f ? -87.0f : x;
   x = x > 88.0f ? 88.0f : x;
-#if FLT_EVAL_METHOD == 0
   const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the nearest integer moves into the low bits
   const float n = shifted - 12582912.0f;
-  const uint32_t exponent = (std::bit_cast<uint32_t>(shifted) - 0x4b400000u + 127u) << 23;
-#else  // a sum is kept with more bits than a float has, and nothing is rounded
-  const float n = std::nearbyint(x * 1.44269504f);
-  const uint32_t exponent = static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23;
-#endif
   const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   float p = 1.0f / 720;
   p = p * r + 1.0f / 120;
@@ -30,6 +27,7 @@ inline float fast_exp(float x) {
   p = p * r + 1.0f / 6;
   p = p * r + 0.5f;
   p = p * r * r + r + 1.0f;
+  const uint32_t exponent = (std::bit_cast<uint32_t>(shifted) - 0x4b400000u + 127u) << 23;
   return p * std::bit_cast<float>(exponent);
 }
 inline double fast_exp(double x) { return std::exp(x); }

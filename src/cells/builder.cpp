@@ -184,7 +184,7 @@ void Builder::account(const Kernel& kernel, const void* problem) {
   per_thread_ = Size(std::max(per_thread_.value(), need.per_thread));
   if (kernel.op != Op::MixerForward || !kernel.saved_bytes) return;
   const int64_t saved = kernel.saved_bytes(problem, limits_);
-  if (saved < 0)
+  if (!Size(saved).valid())
     overflow_ = true;
   else
     saved_ = std::max(saved_, saved);
@@ -230,7 +230,7 @@ lla_status Builder::finish(lla_error* error) {
   const Size thread_bytes = per_thread_.aligned(kAlignment);
   const Size threads_at = shared_at + shared_.aligned(kAlignment);
   const Size total = threads_at + Size(threads) * thread_bytes;
-  if (overflow_ || !total.valid()) return fail(error, LLA_SIZE_OVERFLOW, "limits: the workspace does not fit into 64 bits");
+  if (overflow_ || !total.valid()) return fail(error, LLA_SIZE_OVERFLOW, "limits: the workspace does not fit into memory");
   total_ = total.value();
   if (program_) {
     program_->shared = reinterpret_cast<char*>(program_) + shared_at.value();

@@ -377,7 +377,7 @@ class Checker {
     total += channels * (Size(2) * width + Size(d_.grain)) * bytes;
     total += (heads * value + channels + heads + heads * levels) * (hidden + Size(1)) * bytes;
     total += outputs * hidden * bytes;
-    if (!total.valid()) return fail(error_, LLA_SIZE_OVERFLOW, "description: its sizes do not fit into 64 bits");
+    if (!total.valid()) return fail(error_, LLA_SIZE_OVERFLOW, "description: its sizes do not fit into memory");
     return LLA_OK;
   }
 

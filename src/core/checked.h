@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// 64-bit size arithmetic that remembers an overflow.
+// 64-bit size arithmetic that remembers an overflow, and knows what fits into an address space of 32 bits.
 #pragma once
 
 #include <cstddef>
@@ -28,7 +28,8 @@ class Size {
     r.value_ &= ~(alignment - 1);
     return r;
   }
-  bool valid() const { return valid_; }
+  // Whether it is the size of something that can be in memory.
+  bool valid() const { return valid_ && value_ <= PTRDIFF_MAX; }
   int64_t value() const { return value_; }
 
  private:

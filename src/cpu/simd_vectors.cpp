@@ -41,21 +41,17 @@ HWY_INLINE void map2(float* out, const float* a, const float* b, int64_t n, F f)
   if (i < n) store_first(f(load_first(a + i, n - i), load_first(b + i, n - i)), out + i, n - i);
 }
 
+static_assert(FLT_EVAL_METHOD == 0 || FLT_EVAL_METHOD == 16,
+              "sums of floats must be floats; on 32-bit x86: -msse2 -mfpmath=sse");
+
 // e^x = 2^n e^r, |r| <= ln(2) / 2, e^r = 1 + r + r^2 q(r). Results below the smallest normal number are 0.
 HWY_INLINE V exp_of(V x) {
   const D d;
   const hn::RebindToSigned<D> di;
   const V clamped = hn::Min(hn::Max(x, hn::Set(d, -104.0f)), hn::Set(d, 89.0f));
-  const V log2_e = hn::Set(d, 0x1.715476p+0f);
-#if FLT_EVAL_METHOD == 0
   const V magic = hn::Set(d, 0x1.8p23f);  // rounds to an integer and leaves it in the low bits
-  const V shifted = hn::MulAdd(clamped, log2_e, magic);
+  const V shifted = hn::MulAdd(clamped, hn::Set(d, 0x1.715476p+0f), magic);
   const V n = hn::Sub(shifted, magic);
-  const auto exponent = hn::Sub(hn::BitCast(di, shifted), hn::BitCast(di, magic));
-#else  // a sum is kept with more bits than a float has, and nothing is rounded
-  const auto exponent = hn::NearestInt(hn::Mul(clamped, log2_e));
-  const V n = hn::ConvertTo(d, exponent);
-#endif
   V r = hn::NegMulAdd(n, hn::Set(d, 0x1.63p-1f), clamped);
   r = hn::NegMulAdd(n, hn::Set(d, -0x1.bd0106p-13f), r);
   V q = hn::Set(d, 0x1.6d117cp-10f);
@@ -65,6 +61,7 @@ HWY_INLINE V exp_of(V x) {
   q = hn::MulAdd(q, r, hn::Set(d, 0.5f));
   const V e = hn::Add(hn::MulAdd(hn::Mul(r, r), q, r), hn::Set(d, 1.0f));
   // 2^n in two factors, for n from -150 to 128.
+  const auto exponent = hn::Sub(hn::BitCast(di, shifted), hn::BitCast(di, magic));
   const auto first = hn::ShiftRight<1>(exponent);
   const auto second = hn::Sub(exponent, first);
   const auto bias = hn::Set(di, 127);

@@ -26,7 +26,8 @@ static void workspaces_grow_with_the_rows(void **unused) {
   OK(lla_context_create(&options, &context, &error));
   for (m = 0; m < 2; ++m) {
     for (linear = 0; linear < 2; ++linear) {
-      const int64_t heads = 32, dk = 256, dv = 256, rows = 1 << 17;
+      const int wide = sizeof(size_t) > 4; /* what fits into an address space of 32 bits is smaller */
+      const int64_t heads = wide ? 32 : 2, dk = wide ? 256 : 64, dv = dk, rows = 1 << 17;
       const lla_layer_desc d = mixer_desc(mixers[m], heads, heads, dk, dv, linear ? 0 : 19);
       /* What a matrix of each chunk and head would take: more than a few of these is a table of all pairs in disguise. */
       const double chunk_matrices = (double)(rows / 64) * (double)(heads * dk * dv) * 4;
@@ -49,6 +50,46 @@ static void workspaces_grow_with_the_rows(void **unused) {
       }
       lla_layer_release(layer);
     }
+  }
+  lla_context_release(context);
+}
+
+/* However large the limits: a size that can be in memory and does not fall when they grow, or a refusal. */
+static void sizes_fit_into_memory_or_are_refused(void **unused) {
+  enum { kWorkspaceForward, kWorkspaceBackward, kSaved, kBatch, kKinds };
+  static const lla_mixer mixers[2] = {LLA_SCALAR_GATE, LLA_DELTA_RULE};
+  lla_context *context;
+  int m, log, kind;
+  (void)unused;
+  OK(lla_context_create(NULL, &context, &error));
+  for (m = 0; m < 2; ++m) {
+    const lla_layer_desc d = mixer_desc(mixers[m], 32, 32, 256, 256, 62);
+    size_t before[kKinds] = {0};
+    int refused[kKinds] = {0};
+    lla_layer *layer;
+    OK(lla_layer_create(context, &d, &layer, &error));
+    for (log = 4; log < 62; ++log) {
+      lla_batch_limits limits = LLA_BATCH_LIMITS_INIT;
+      limits.max_sequences = limits.max_rows = (int64_t)1 << log;
+      limits.max_rows_per_sequence = limits.max_length = (int64_t)1 << (log / 2);
+      for (kind = 0; kind < kKinds; ++kind) {
+        size_t bytes = 0;
+        const lla_status status =
+            kind == kBatch ? lla_batch_size(context, &limits, &bytes, NULL, NULL)
+            : kind == kSaved
+                ? lla_layer_saved_size(layer, &limits, &bytes, NULL, NULL)
+                : lla_layer_workspace(layer, &limits, kind == kWorkspaceForward ? LLA_PASS_FORWARD : LLA_PASS_BACKWARD,
+                                      &bytes, NULL, NULL);
+        CHECK(status == (refused[kind] ? LLA_SIZE_OVERFLOW : status == LLA_OK ? LLA_OK : LLA_SIZE_OVERFLOW));
+        refused[kind] = status != LLA_OK;
+        if (status != LLA_OK) continue;
+        if (bytes < before[kind] || bytes > (size_t)PTRDIFF_MAX)
+          stop_test("mixer %d, kind %d, 2^%d rows: %zu bytes, half of them %zu", m, kind, log, bytes, before[kind]);
+        before[kind] = bytes;
+      }
+    }
+    CHECK(refused[kSaved] && refused[kBatch]); /* workspaces are sized by the longest sequence */
+    lla_layer_release(layer);
   }
   lla_context_release(context);
 }
@@ -80,6 +121,7 @@ static void slots_grow_with_their_nodes(void **unused) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {cmocka_unit_test(workspaces_grow_with_the_rows),
+                                     cmocka_unit_test(sizes_fit_into_memory_or_are_refused),
                                      cmocka_unit_test(slots_grow_with_their_nodes)};
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
