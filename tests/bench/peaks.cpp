@@ -44,7 +44,7 @@ float32x4_t vfmaq_reversed(float32x4_t a, float32x4_t b, float32x4_t c) { return
     constexpr int64_t kLanes = (bytes) / 8;                                  \
     Vector sums[4] = {};                                                     \
     for (int64_t i = 0; i < count; i += 4 * kLanes) {                        \
-      for (int64_t j = 0; j < 4; ++j) {                                      \
+      _Pragma("GCC unroll 4") for (int64_t j = 0; j < 4; ++j) {              \
         sums[j] += *reinterpret_cast<const Vector*>(words + i + j * kLanes); \
       }                                                                      \
     }                                                                        \
@@ -57,7 +57,7 @@ float32x4_t vfmaq_reversed(float32x4_t a, float32x4_t b, float32x4_t c) { return
 LLA_BENCH_READ(read_baseline, , 16)
 #if defined(__x86_64__)
 #define LLA_BENCH_AVX2 __attribute__((target("avx2,fma")))
-#define LLA_BENCH_AVX512 __attribute__((target("avx512f,prefer-vector-width=512")))
+#define LLA_BENCH_AVX512 __attribute__((target("avx512f")))
 LLA_BENCH_CHAINS(chains_avx2, LLA_BENCH_AVX2, __m256, 12, _mm256_set1_ps, _mm256_fmadd_ps)
 LLA_BENCH_CHAINS(chains_avx512, LLA_BENCH_AVX512, __m512, 24, _mm512_set1_ps, _mm512_fmadd_ps)
 LLA_BENCH_READ(read_avx2, LLA_BENCH_AVX2, 32)
