@@ -25,10 +25,12 @@ struct Spans {
 
 class Binder {
  public:
-  Binder(const Layer& layer, const Batch& batch, lla_error* error) : layer_(layer), batch_(batch), error_(error) {
-    fill_rules(layer, &rules_);
-    wide_ = layer.context->backend->compute_dtype == LLA_F64;
-  }
+  Binder(const Layer& layer, const Batch& batch, lla_error* error)
+      : layer_(layer),
+        rules_(layer.rules),
+        batch_(batch),
+        error_(error),
+        wide_(layer.context->backend->compute_dtype == LLA_F64) {}
 
   // Inputs and, with `outputs`, outputs.
   lla_status io(const char* array, const lla_binding* list, int64_t count, bool inputs, bool outputs, bool written,
@@ -109,8 +111,8 @@ class Binder {
         const Span& a = written_.span[i];
         const Span& b = written_.span[j];
         if (!spans_overlap(a, b)) continue;
-        return fail(error_, LLA_INVALID_ARGUMENT, "%s: %s overlaps %s: %s", a.name.array, role_name(a.name.role), b.name.array,
-                    role_name(b.name.role));
+        return fail(error_, LLA_INVALID_ARGUMENT, "%s: %s overlaps %s: %s", a.name.array, role_name(a.name.role),
+                    b.name.array, role_name(b.name.role));
       }
       for (int j = 0; j < read_.count; ++j) {
         const Span& w = written_.span[i];
@@ -136,8 +138,8 @@ class Binder {
       const Sequence& s = batch_.view.sequences[i];
       if (s.padding || s.rows == 0) continue;
       if (bit_length((s.position + s.rows) / shape.grain) > kNodeLevels) {
-        return fail(error_, LLA_LEVELS_EXCEEDED, "batch: sequence %lld reaches length %lld, more than 2^%d chunks", ll(s.index),
-                    ll(s.position + s.rows), kNodeLevels);
+        return fail(error_, LLA_LEVELS_EXCEEDED, "batch: sequence %lld reaches length %lld, more than 2^%d chunks",
+                    ll(s.index), ll(s.position + s.rows), kNodeLevels);
       }
       const int64_t needed = levels_needed(s.position + s.rows);
       if (needed > shape.levels) {
@@ -286,10 +288,10 @@ class Binder {
   }
 
   const Layer& layer_;
+  const LayerRules& rules_;
   const Batch& batch_;
   lla_error* error_;
-  LayerRules rules_;
-  bool wide_ = false;
+  const bool wide_;
   Spans read_, written_;
 };
 

@@ -2,7 +2,7 @@
 // Binding: turns the caller's arrays of (role, tensor) into views and matrices, checked against the layer and the batch.
 #pragma once
 
-#include "cells/rules.h"
+#include "cells/layer.h"
 #include "core/batch.h"
 
 namespace lla {
@@ -22,9 +22,17 @@ struct Tensors {
 
 // Everything that one call reads and writes.
 struct CallTensors {
-  Tensors values;            // inputs, weights and, for forward, outputs
-  Tensors output_gradients;  // backward: by role of the output
-  Tensors gradients;         // backward: by role of the input or weight
+  struct ForwardOnly {};
+  constexpr CallTensors() : output_gradients(), gradients() {}
+  explicit CallTensors(ForwardOnly) {}  // without the gradients, which a decode step has no time to clear
+
+  Tensors values;  // inputs, weights and, for forward, outputs
+  union {
+    Tensors output_gradients;  // backward: by role of the output
+  };
+  union {
+    Tensors gradients;  // backward: by role of the input or weight
+  };
 };
 
 // `memory`: of this layer in the batch's state, or null. Nothing is written but `tensors`.

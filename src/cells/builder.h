@@ -51,6 +51,16 @@ void each_view(RowsFill& p, F f) {
   for (View* v : {&p.x, &p.y}) f(*v);
 }
 
+// Gives all tensors of a problem one type, as a caller may, and the weights to which a kernel is bound by its type.
+template <class P>
+void set_dtype(P& p, int32_t dtype) {
+  each_view(p, [dtype](View& v) { v.dtype = dtype; });
+}
+inline void set_dtype(Projection& p, int32_t dtype) {
+  set_dtype<Projection>(p, dtype);
+  p.weight.dtype = dtype;
+}
+
 class Builder {
  public:
   // Measures. `names`: room for kMaxSteps names, which receives those of the steps' kernels; null: nobody asks.
@@ -58,7 +68,8 @@ class Builder {
   // Builds into `program`; the rows begin right after it.
   Builder(const Layer& layer, const Batch& batch, int64_t layer_index, Program* program);
   // Runs on a device: every step is put on the stream as it is added. `measured` knows where the scratch begins.
-  Builder(const Layer& layer, const Batch& batch, int64_t layer_index, const Builder& measured, void* workspace, void* stream);
+  Builder(const Layer& layer, const Batch& batch, int64_t layer_index, const Builder& measured, void* workspace,
+          void* stream);
 
   const Layer& layer;
   const lla_layer_desc& d;  // of the layer
@@ -129,7 +140,7 @@ class Builder {
     // The caller's tensors may have any type, and another kernel may serve it.
     for (const int32_t dtype : {LLA_F32, LLA_BF16, LLA_F16, LLA_F64}) {
       if (dtype == LLA_F64 && compute_dtype() != LLA_F64) continue;
-      each_view(problem, [dtype](View& v) { v.dtype = dtype; });
+      set_dtype(problem, dtype);
       const Kernel* kernel = find_kernel(backend_, op, &problem);
       if (kernel && kernel != first) account(*kernel, &problem);
     }
@@ -156,8 +167,8 @@ class Builder {
   char* memory_ = nullptr;  // the workspace; null while measuring
   Program* program_ = nullptr;
   int64_t uniform_rows_ = 0;
-  int64_t sequences_ = 0;  // planned
-  Size used_;              // bytes from the start of the workspace
+  int64_t sequences_ = 0;    // planned
+  Size used_;                // bytes from the start of the workspace
   char* scratch_ = nullptr;  // on a device
   void* stream_ = nullptr;
   int32_t launched_ = LLA_OK;

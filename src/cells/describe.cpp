@@ -399,6 +399,7 @@ lla_status describe_layer(Context* context, const lla_layer_desc& description, L
   LLA_TRY(Checker(*context, &d, error).check());
   layer->context = context;
   layer->description = d;
+  fill_rules(d, &layer->rules);
   layer->stateful = has_mixer(d.kind) || d.kind == LLA_LAYER_CONVOLUTION;
   layer->shape = MixerShape();
   layer->history = LayerHistory();

@@ -42,6 +42,7 @@ lla_status create_layer(Context* context, const lla_layer_desc& description, Lay
   Layer* created = ::new (memory) Layer();
   created->context = context;
   created->description = described.description;
+  created->rules = described.rules;
   created->shape = described.shape;
   created->history = described.history;
   created->stateful = described.stateful;

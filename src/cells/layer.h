@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "cells/rules.h"
 #include "core/context.h"
 #include "core/state.h"
 #include "lla/layer.h"
@@ -15,6 +16,7 @@ struct Layer {
   std::atomic<int64_t> references{1};
   Context* context = nullptr;
   lla_layer_desc description{};  // every default filled in, the forms of a block's cell set
+  LayerRules rules;              // its tensors
   MixerShape shape;              // mixer, cell, block
   LayerHistory history;          // what a state keeps for it
   bool stateful = false;         // mixer, cell, block, convolution

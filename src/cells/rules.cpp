@@ -144,8 +144,7 @@ void gates_rules(Rules* r, const lla_layer_desc& d) {
 
 }  // namespace
 
-void fill_rules(const Layer& layer, LayerRules* rules) noexcept {
-  const lla_layer_desc& d = layer.description;
+void fill_rules(const lla_layer_desc& d, LayerRules* rules) noexcept {
   Rules r(rules);
   switch (d.kind) {
     case LLA_LAYER_MIXER:

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cells/layer.h"
+#include "lla/layer.h"
 
 namespace lla {
 
@@ -41,7 +41,7 @@ struct LayerRules {
   int weight_count = 0;
 };
 
-void fill_rules(const Layer& layer, LayerRules* rules) noexcept;
+void fill_rules(const lla_layer_desc& description, LayerRules* rules) noexcept;
 // "LLA_Q"; "a role" for a number that is none.
 const char* role_name(lla_role role) noexcept;
 inline bool is_weight_role(lla_role role) { return role >= kFirstWeightRole; }

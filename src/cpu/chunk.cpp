@@ -12,6 +12,7 @@ namespace lla::cpu {
 namespace {
 
 constexpr int64_t kBuffer = 256;  // elements converted at once
+constexpr int64_t kCacheLine = 64;
 
 int64_t align16(int64_t floats) { return (floats + 15) & ~int64_t{15}; }
 
@@ -60,6 +61,16 @@ void gather_view(const Simd& simd, const View& view, const Sequence& s, int64_t 
     return;
   }
   for (int64_t i = 0; i < rows; ++i) simd.widen(out + i * dim, view.at(s.index, row + i, head), view.dtype, dim);
+}
+
+void prefetch_view(const View& view, const Sequence& s, int64_t row, int64_t rows, int64_t head, int64_t dim) {
+  if (!view.present() || view.row_stride == dim) return;
+  const int64_t first = std::max(row, s.row_begin), last = std::min(row + rows, s.row_begin + s.rows);
+  const int64_t bytes = dim * dtype_size(view.dtype);
+  for (int64_t r = first; r < last; ++r) {
+    const char* data = static_cast<const char*>(view.at(s.index, r, head));
+    for (int64_t at = 0; at < bytes; at += kCacheLine) __builtin_prefetch(data + at, 0, 2);
+  }
 }
 
 void gather_scalars(const View& view, const Sequence& s, int64_t row, int64_t rows, int64_t head, float absent, float* out) {

@@ -49,6 +49,8 @@ void gather_chunk(const Simd& simd, const MixerInputs& in, const Sequence& s, in
 // Rows [row, row + rows) of the row axis, `dim` elements of `head` each, as floats.
 void gather_view(const Simd& simd, const View& view, const Sequence& s, int64_t row, int64_t rows, int64_t head, int64_t dim,
                  float* out);
+// Asks for rows that a later chunk gathers. Rows of one head lie too far apart for the CPU to see them coming.
+void prefetch_view(const View& view, const Sequence& s, int64_t row, int64_t rows, int64_t head, int64_t dim);
 // One scalar per row and head; `absent` if the view is not present.
 void gather_scalars(const View& view, const Sequence& s, int64_t row, int64_t rows, int64_t head, float absent, float* out);
 // Where the tail holds the local rows [first, last) of the first chunk, last = its `lo`: two runs of ring indices. Local

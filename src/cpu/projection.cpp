@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Matrix product with a weight, y = x W^T + bias, and its gradients, tile by tile; operands are widened block by block.
 #include "cpu/parts.h"
+#include "cpu/projection_tiles.h"
 
 namespace lla::cpu {
 namespace {
 
 constexpr int64_t kForwardRows = 128;  // live rows of a tile of y: a transposed block of the weight serves them all
 constexpr int64_t kRows = 64;          // live rows of a tile of dx
-constexpr int64_t kOutputs = 64;   // outputs of a tile of y or of the weight's gradient
-constexpr int64_t kInputs = 128;   // inputs of a tile of dx or of the weight's gradient
-constexpr int64_t kDepth = 256;    // outputs (of dx) or live rows (of the weight's gradient) that are widened at once
+constexpr int64_t kOutputs = 64;       // outputs of a tile of y or of the weight's gradient
+constexpr int64_t kInputs = 128;       // inputs of a tile of dx or of the weight's gradient
+constexpr int64_t kDepth = 256;        // outputs (of dx) or live rows (of the weight's gradient) that are widened at once
 
 bool accepts(const void* problem) {
   const Projection& p = *static_cast<const Projection*>(problem);
@@ -236,6 +237,12 @@ struct BackwardDriver {
 }  // namespace
 
 const Kernel* projection_kernels(int isa, int64_t* count) {
+  if (isa == LLA_ISA_AVX512 && tiles()) {
+    static constexpr Kernel kOnTiles[] = {kTiledProjection, driver_kernel<ForwardDriver, LLA_ISA_AVX512>(),
+                                          driver_kernel<BackwardDriver, LLA_ISA_AVX512>()};
+    *count = 3;
+    return kOnTiles;
+  }
   return DriverTable<ForwardDriver, BackwardDriver>::of(isa, count);
 }
 

@@ -14,10 +14,11 @@ bool in_place(const View& view, int64_t rows, int64_t dim) {
   return view.dtype == LLA_F32 && (view.row_stride == dim || rows == 1);
 }
 
-// Rows of a head as floats, in place or in the buffer.
+// Rows of a head as floats, in place or in the buffer; without a buffer they are not wanted.
 const float* rows_of(const Simd& simd, const View& view, const Sequence& s, int64_t row, int64_t rows, int64_t head,
                      int64_t dim, float* buffer) {
   if (in_place(view, rows, dim)) return static_cast<const float*>(view.at(s.index, row, head));
+  if (!buffer) return nullptr;
   gather_view(simd, view, s, row, rows, head, dim, buffer);
   return buffer;
 }
@@ -29,6 +30,7 @@ void load_rows(const Simd& simd, const MixerInputs& in, const Sequence& s, int64
   const View& view = is_key ? *in.k : *in.v;
   const int64_t dim = is_key ? shape.key_dim : shape.value_dim, column = is_key ? shape.group_of(head) : head;
   out->parts = 0;
+  if (!buffer) return;
   if (lo > 0) {
     const TailRows tail = tail_rows(shape, *in.state, s);
     if (whole || in.state->tail_layout.dtype != LLA_F32) {
@@ -249,6 +251,11 @@ void fold_chunk(const Simd& simd, const Sizes& z, const SlotMemory& state, const
     simd.outer_product(dk, dv, part.last - part.first, part.data, 1, dk, scaled + part.first * dv, dv, content, dv, any);
     any = true;
   }
+  join_nodes(simd, z, state, o, f, content, buffer, nodes);
+}
+
+void join_nodes(const Simd& simd, const Sizes& z, const SlotMemory& state, const Operands& o, const Factors& f,
+                float* content, int buffer, Nodes* nodes) {
   // The chunk is the newest part; older nodes decay over all that is newer than they are.
   const int created = created_node(z, o.index);
   float log_decay = f.total;

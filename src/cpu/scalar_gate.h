@@ -11,6 +11,7 @@
 #include "core/fenwick.h"
 #include "cpu/chunk.h"
 #include "cpu/simd.h"
+#include "cpu/tiles.h"
 #include "plugin/backend.h"
 #include "plugin/problem.h"
 
@@ -99,7 +100,8 @@ struct OperandBuffers {
   void carve(const Sizes& sizes, Carver* carver);
 };
 
-// Fills q, k and the positions only, for work that the heads of a group share. `head`: any of them.
+// Fills q, k and the positions only, for work that the heads of a group share. `head`: any of them. What has no buffer is
+// not wanted.
 void load_keys(const Simd& simd, const MixerInputs& in, const Sequence& s, int64_t head, int64_t index, bool whole,
                const OperandBuffers& buffers, Operands* operands);
 // `whole`: k and v become one run that starts at local row 0.
@@ -164,6 +166,9 @@ void list_reads(const Simd& simd, const MixerShape& shape, const Sizes& sizes, c
 // ones of its index. `scaled` [C][dv] is overwritten. `buffer` is where content lies (-1: not in the pool).
 void fold_chunk(const Simd& simd, const Sizes& sizes, const SlotMemory& state, const Operands& operands,
                 const Factors& factors, float* scaled, float* content, int buffer, Nodes* nodes);
+// The part of it after the chunk's own content.
+void join_nodes(const Simd& simd, const Sizes& sizes, const SlotMemory& state, const Operands& operands,
+                const Factors& factors, float* content, int buffer, Nodes* nodes);
 // Whether the layer keeps a node of this index at all.
 inline bool keeps_node(const Sizes& sizes, int b) {
   return b == kAbsorbed ? sizes.separate < kNodeLevels : b < sizes.separate;
@@ -214,17 +219,25 @@ inline MixerInputs inputs_of(const MixerBackward& p) {
 
 // The kernels, all on a table of SIMD operations.
 bool accepts_forward(const MixerForward& problem);
-void measure_forward(const MixerForward& problem, const Limits& limits, Need* need);
+// Whether products can be made on tiles: of bf16 rows, in chunks of whole tiles. A chunk that the call does not have from
+// its first row to its last is computed as without them. Backward uses them where it computes forward's nodes once more.
+bool accepts_tiles(const MixerForward& problem);
+bool accepts_tiles(const MixerBackward& problem);
+inline bool is_whole(const Sizes& sizes, const Sequence& s, int64_t index) {
+  return s.position <= index * sizes.grain && (index + 1) * sizes.grain <= s.position + s.rows;
+}
+void measure_forward(const MixerForward& problem, const Limits& limits, bool on_tiles, Need* need);
 int32_t phases_forward(const MixerForward& problem);
 int64_t tasks_forward(const MixerForward& problem, int32_t phase);
-void run_forward(const Simd& simd, const MixerForward& problem, const Limits& limits, const Scratch& scratch, int32_t phase,
-                 int64_t task);
+// `tiles`: null, or where on_tiles was measured.
+void run_forward(const Simd& simd, const Tiles* tiles, const MixerForward& problem, const Limits& limits,
+                 const Scratch& scratch, int32_t phase, int64_t task);
 
 bool accepts_backward(const MixerBackward& problem);
-void measure_backward(const MixerBackward& problem, const Limits& limits, Need* need);
+void measure_backward(const MixerBackward& problem, const Limits& limits, bool on_tiles, Need* need);
 int32_t phases_backward(const MixerBackward& problem);
 int64_t tasks_backward(const MixerBackward& problem, int32_t phase);
-void run_backward(const Simd& simd, const MixerBackward& problem, const Limits& limits, const Scratch& scratch,
-                  int32_t phase, int64_t task);
+void run_backward(const Simd& simd, const Tiles* tiles, const MixerBackward& problem, const Limits& limits,
+                  const Scratch& scratch, int32_t phase, int64_t task);
 
 }  // namespace lla::cpu::scalar_gate

@@ -7,6 +7,7 @@
 
 #include "cpu/scalar_gate.h"
 #include "cpu/scalar_gate_gradient.h"
+#include "cpu/scalar_gate_tiles.h"
 
 namespace lla::cpu::scalar_gate {
 
@@ -57,9 +58,11 @@ struct Buffers {
   float* history = nullptr;          // converted nodes
   float* gradients = nullptr;        // of nodes
   float* created = nullptr;          // nodes of the call
+  float* transposed = nullptr;       // nodes that are read, [dv][dk], one per index
   int64_t gradient_count = 0;
+  FoldTiles fold;
 
-  void carve(const Sizes& z, const Limits& limits, Carver* carver) {
+  void carve(const Sizes& z, const Limits& limits, bool on_tiles, Carver* carver) {
     operands.carve(z, carver);
     factors.carve(z, carver);
     gradient.carve(z, carver);
@@ -74,7 +77,9 @@ struct Buffers {
     gradient_count = Nodes::buffers(z, longest(limits));
     history = carver->floats(times(gradient_count, z.node));
     gradients = carver->floats(times(gradient_count, z.node));
+    transposed = carver->floats(times(gradient_count, z.node));
     created = carver->floats(times(limits.rows_per_sequence / z.grain + 1, z.node_span()));
+    if (on_tiles) fold.carve(z, carver);
   }
 };
 
@@ -87,6 +92,12 @@ void write_rows(const Simd& simd, const View& view, const Sequence& s, int64_t r
     else
       simd.narrow(to, view.dtype, values + i * stride, dim);
   }
+}
+
+// Where those rows lie if their gradient can be made in place, else null.
+float* in_place(const View& view, const Sequence& s, int64_t row, int64_t rows, int64_t head, int64_t dim) {
+  const bool plain = view.present() && view.dtype == LLA_F32 && !view.accumulate;
+  return plain && (view.row_stride == dim || rows == 1) ? static_cast<float*>(view.at(s.index, row, head)) : nullptr;
 }
 
 // A sequence that stands where a gradient's image stands, for the functions that read tails.
@@ -130,9 +141,10 @@ int64_t chunks_back(const MixerBackward& p, const Sequence& s) {
 // One head on its way back through the chunks.
 class Walk {
  public:
-  Walk(const Simd& simd, const MixerBackward& problem, const Sequence& s, int64_t order, int64_t group, const Split& split,
-       const Buffers& buffers)
+  Walk(const Simd& simd, const Tiles* tiles, const MixerBackward& problem, const Sequence& s, int64_t order, int64_t group,
+       const Split& split, const Buffers& buffers)
       : simd_(simd),
+        tiles_(tiles),
         p_(problem),
         z_(problem.shape),
         s_(s),
@@ -157,8 +169,9 @@ class Walk {
   void sweep_forward();
   void load_final();
   void go_back(int64_t index);
+  const float* transposed(const Reads& reads, int n);
   void add_products(int64_t row, int64_t t0, int64_t t1);
-  void reverse_fold(const Node* nodes, uint64_t wanted, const Operands& o, const ChunkGradient& g);
+  void reverse_fold(const Node* nodes, uint64_t wanted, const Operands& o, bool add_k, const ChunkGradient& g);
   void store_history_rows(const ChunkGradient& g);
   void store_initial();
 
@@ -173,6 +186,7 @@ class Walk {
   }
 
   const Simd& simd_;
+  const Tiles* const tiles_;
   const MixerBackward& p_;
   const Sizes z_;
   const Sequence& s_;
@@ -190,6 +204,7 @@ class Walk {
   const float* created_ = nullptr;
   int64_t created_stride_ = 0;
   NodeGradient gradient_[kNodes];
+  const float* transposed_of_[kNodes] = {};  // whose transpose Buffers::transposed holds
   uint64_t used_ = 0;
 };
 
@@ -231,14 +246,25 @@ void Walk::sweep_forward() {
   created_stride_ = z_.node_span();
   Nodes nodes = history_;
   Factors factors = b_.factors;
+  if (tiles_) tiles_->begin();
   for (int64_t i = first_; (i + 1) * z_.grain <= s_.position + s_.rows; ++i) {
+    const bool on_tiles = tiles_ && is_whole(z_, s_, i);
+    OperandBuffers buffers = b_.operands;
+    buffers.q = nullptr;
+    if (on_tiles) buffers.k = nullptr;
     Operands o;
-    load_operands(simd_, inputs_, s_, head_, i, false, b_.operands, &o);
+    load_operands(simd_, inputs_, s_, head_, i, false, buffers, &o);
     fill_suffix(simd_, z_, o.gate, &factors);
     float* content = b_.created + (i - first_) * created_stride_;
-    fold_chunk(simd_, z_, p_.state, o, factors, b_.gradient.scaled, content, -1, &nodes);
+    if (on_tiles) {
+      tile_content(simd_, *tiles_, inputs_, z_, s_, head_, o, factors, b_.fold, b_.gradient.scaled, content);
+      join_nodes(simd_, z_, p_.state, o, factors, content, -1, &nodes);
+    } else {
+      fold_chunk(simd_, z_, p_.state, o, factors, b_.gradient.scaled, content, -1, &nodes);
+    }
     content[z_.node] = nodes.node[created_node(z_, i)].log_decay;
   }
+  if (tiles_) tiles_->end();
 }
 
 void Walk::load_final() {
@@ -257,7 +283,7 @@ void Walk::load_final() {
 }
 
 // The chunk's fold, backwards: the gradient of the node that it created goes to the chunk and to what it swallowed.
-void Walk::reverse_fold(const Node* nodes, uint64_t wanted, const Operands& o, const ChunkGradient& g) {
+void Walk::reverse_fold(const Node* nodes, uint64_t wanted, const Operands& o, bool add_k, const ChunkGradient& g) {
   const int created = created_node(z_, o.index);
   const NodeGradient made = gradient_[created];
   gradient_[created] = NodeGradient();
@@ -290,8 +316,19 @@ void Walk::reverse_fold(const Node* nodes, uint64_t wanted, const Operands& o, c
     target.content = take();
     simd_.scale(target.content, made.content, decay[j], z_.node);
   }
-  gradient_of_content(simd_, z_, o, factors, made.content, log_decay, b_.gradient, g);
+  gradient_of_content(simd_, z_, o, factors, made.content, log_decay, add_k, b_.gradient, g);
   free(made.content);
+}
+
+// The transpose of a node that is read. A node of index b is read in up to 2^b chunks one after the other.
+const float* Walk::transposed(const Reads& reads, int n) {
+  const int b = reads.level[n];
+  const float* content = reads.content[n];
+  if (!content) return nullptr;
+  float* memory = b_.transposed + (b == kAbsorbed ? b_.gradient_count - 1 : b) * z_.node;
+  if (transposed_of_[b] != content) simd_.transpose(z_.key_dim, z_.value_dim, content, z_.value_dim, memory, z_.key_dim);
+  transposed_of_[b] = content;
+  return memory;
 }
 
 // Adds the gradient of q.k of the rows [t0, t1), the first one of which is row `row` of the row axis, to the part's sum.
@@ -312,13 +349,23 @@ void Walk::go_back(int64_t index) {
   Operands o;
   load_operands(simd_, inputs_, s_, head_, index, true, b_.operands, &o);
   const int64_t lo = o.lo, hi = o.hi;
+  prefetch_view(p_.v, s_, o.row - c, c, head_, dv);
+  prefetch_view(p_.dy, s_, o.row - c, c, head_, dv);
   ChunkGradient g = b_.chunk;
   const int64_t key_row = (index - first_) * c;
-  g.k = !wants_k_ ? nullptr : split_.shared() ? split_.k_rows(shape(), part_, group_, s_, order_, key_row) : b_.k;
+  float* const placed_k = lo == 0 && !split_.shared() ? in_place(p_.dk, s_, o.row, hi, group_, dk) : nullptr;
+  float* const placed_v = lo == 0 ? in_place(p_.dv, s_, o.row, hi, head_, dv) : nullptr;
+  if (placed_v) g.v = placed_v;
+  g.k = !wants_k_         ? nullptr
+        : split_.shared() ? split_.k_rows(shape(), part_, group_, s_, order_, key_row)
+        : placed_k        ? placed_k
+                          : b_.k;
 
   // What the final state adds to the raw rows of an incomplete chunk.
   const bool open = hi < c, final = open && s_.final_gradient.tail >= 0 && p_.gradient.tails.base;
-  if (g.k && (opens_ || !split_.shared())) std::fill(g.k, g.k + hi * dk, 0.0f);
+  const bool own = !split_.shared();
+  const bool overwrites_k = own && !open && gradient_[created_node(z_, index)].content;  // as the first one to write it
+  if (g.k && (opens_ || own) && !overwrites_k) std::fill(g.k, g.k + hi * dk, 0.0f);
   if (final) {
     const Sequence end = stands_at(s_.final_gradient);
     gather_tail(simd_, shape(), p_.gradient, end, head_, tail_rows(shape(), p_.gradient, end),
@@ -334,36 +381,38 @@ void Walk::go_back(int64_t index) {
   Node nodes[kNodes];
   uint64_t wanted = 0;
   nodes_after(index, nodes, &wanted);
-  if (!open) reverse_fold(nodes, wanted, o, g);
+  if (!open) reverse_fold(nodes, wanted, o, !overwrites_k, g);
 
   Factors factors = b_.factors;
   fill_factors(simd_, z_, o.gate, lo, hi, &factors);
   Reads reads;
   list_reads(simd_, shape(), z_, nodes, wanted, &reads);
   float read_sum[kNodes] = {};
+  transpose_operands(simd_, z_, o, split_.products.data, b_.gradient);
   for (int64_t t0 = lo; t0 < hi; t0 += z_.row_block()) {
     const int64_t t1 = std::min(t0 + z_.row_block(), hi), rows = t1 - t0, row = o.row + t0 - lo;
     gather_view(simd_, p_.dy, s_, row, rows, head_, dv, b_.gradient.dy);
-    g.q = !wants_q_ ? nullptr : split_.shared() ? split_.q_rows(shape(), part_, group_, row) : b_.q;
-    if (g.q && (opens_ || !split_.shared())) std::fill(g.q, g.q + rows * dk, 0.0f);
+    float* const placed_q = split_.shared() ? nullptr : in_place(p_.dq, s_, row, rows, group_, dk);
+    g.q = !wants_q_ ? nullptr : split_.shared() ? split_.q_rows(shape(), part_, group_, row) : placed_q ? placed_q : b_.q;
+    if (g.q && opens_ && !own) std::fill(g.q, g.q + rows * dk, 0.0f);
     if (o.lambda) std::fill(g.lambda, g.lambda + rows * z_.levels, 0.0f);
     gradient_inside(simd_, shape(), z_, o, factors, split_.products.row(shape(), group_, row), t0, t1, b_.gradient.dy,
                     b_.gradient, g);
     if (split_.dproducts)
       add_products(row, t0, t1);
     else
-      gradient_of_products(simd_, z_, o, t0, t1, b_.gradient.x, g.q, g.k);
+      gradient_of_products(simd_, z_, o, t0, t1, b_.gradient.x, g.q, !own, g.k);
     for (int n = 0; n < reads.count; ++n) {
       NodeGradient& target = gradient_[reads.level[n]];
       const bool into = wanted >> reads.level[n] & 1, started = target.content;
       if (into && !started) target.content = take();
-      read_sum[n] += gradient_of_read(simd_, shape(), z_, o, factors, reads, n, t0, t1, b_.gradient.dy,
+      read_sum[n] += gradient_of_read(simd_, shape(), z_, o, factors, reads, n, transposed(reads, n), t0, t1, b_.gradient.dy,
                                       into ? target.content : nullptr, started, b_.gradient, g);
     }
     if (p_.dlambda.present() && o.lambda) {
       write_rows(simd_, p_.dlambda, s_, row, rows, head_, z_.levels, g.lambda, z_.levels);
     }
-    if (g.q && !split_.shared()) write_rows(simd_, p_.dq, s_, row, rows, group_, dk, g.q, dk);
+    if (g.q && !split_.shared() && !placed_q) write_rows(simd_, p_.dq, s_, row, rows, group_, dk, g.q, dk);
   }
   float older = 0;  // gradient of the logs of the factors of all older nodes
   for (int n = reads.count - 1; n >= 0; --n) {
@@ -373,10 +422,11 @@ void Walk::go_back(int64_t index) {
   gradient_of_factors(z_, o, g);
 
   const int64_t rows = hi - lo;
-  if (p_.dv.present()) write_rows(simd_, p_.dv, s_, o.row, rows, head_, dv, g.v + lo * dv, dv);
+  if (p_.dv.present() && !placed_v) write_rows(simd_, p_.dv, s_, o.row, rows, head_, dv, g.v + lo * dv, dv);
   if (p_.dgate.present()) write_rows(simd_, p_.dgate, s_, o.row, rows, head_, 1, g.gate + lo, 1);
   if (p_.dwrite.present()) write_rows(simd_, p_.dwrite, s_, o.row, rows, head_, 1, g.write + lo, 1);
-  if (p_.dk.present() && !split_.shared()) write_rows(simd_, p_.dk, s_, o.row, rows, group_, dk, g.k + lo * dk, dk);
+  if (p_.dk.present() && !split_.shared() && !placed_k)
+    write_rows(simd_, p_.dk, s_, o.row, rows, group_, dk, g.k + lo * dk, dk);
   if (wants_initial_ && lo > 0) store_history_rows(g);
 }
 
@@ -414,6 +464,7 @@ void Walk::run(int64_t part, int64_t i, bool opens) {
   part_ = part;
   opens_ = opens;
   owns_keys_ = i == 0;
+  std::fill(transposed_of_, transposed_of_ + kNodes, nullptr);
   sweep_forward();
   load_final();
   for (int64_t n = chunks_back(p_, s_) - 1; n >= 0; --n) go_back(first_ + n);
@@ -450,7 +501,8 @@ void sum_parts(const Simd& simd, const MixerBackward& p, const Split& split, con
         }
       }
       if (split.dproducts) {
-        gradient_of_products(simd, z, o, t0, t1, b.gradient.x, p.dq.present() ? b.q : nullptr, wants_k ? b.k : nullptr);
+        gradient_of_products(simd, z, o, t0, t1, b.gradient.x, p.dq.present() ? b.q : nullptr, true,
+                             wants_k ? b.k : nullptr);
       }
       if (p.dq.present()) write_rows(simd, p.dq, s, row, t1 - t0, group, dk, b.q, dk);
     }
@@ -471,12 +523,12 @@ bool accepts_backward(const MixerBackward& p) {
          p.gradient.node_layout.dtype != LLA_F64 && p.gradient.tail_layout.dtype != LLA_F64;
 }
 
-void measure_backward(const MixerBackward& p, const Limits& limits, Need* need) {
+void measure_backward(const MixerBackward& p, const Limits& limits, bool on_tiles, Need* need) {
   Carver shared(nullptr), thread(nullptr);
   Split split(p.shape);
   split.carve(p.shape, limits, &shared);
   Buffers buffers;
-  buffers.carve(Sizes(p.shape), limits, &thread);
+  buffers.carve(Sizes(p.shape), limits, on_tiles, &thread);
   const bool overflow = shared.bytes() < 0 || thread.bytes() < 0;
   need->shared = overflow ? -1 : shared.bytes();
   need->per_thread = overflow ? 0 : thread.bytes();
@@ -491,20 +543,20 @@ int64_t tasks_backward(const MixerBackward& p, int32_t phase) {
   return p.batch.count * split.groups * (walk ? split.parts : kSplits);
 }
 
-void run_backward(const Simd& simd, const MixerBackward& p, const Limits& limits, const Scratch& scratch, int32_t phase,
-                  int64_t task) {
+void run_backward(const Simd& simd, const Tiles* tiles, const MixerBackward& p, const Limits& limits, const Scratch& scratch,
+                  int32_t phase, int64_t task) {
   Split split(p.shape);
   Carver shared(scratch.shared), thread(scratch.thread);
   split.carve(p.shape, limits, &shared);
   Buffers b;
-  b.carve(Sizes(p.shape), limits, &thread);
+  b.carve(Sizes(p.shape), limits, tiles, &thread);
   const bool walks = phases_backward(p) == 1 || phase == 1;
   const int64_t pieces = walks ? split.parts : kSplits;
   const int64_t piece = task % pieces, group = task / pieces % split.groups, order = task / pieces / split.groups;
   const Sequence& s = p.batch.sequences[order];
   if (s.padding) return;
   if (walks) {
-    Walk walk(simd, p, s, order, group, split, b);
+    Walk walk(simd, tiles, p, s, order, group, split, b);
     const int64_t first = piece * split.per_group / pieces, last = (piece + 1) * split.per_group / pieces;
     for (int64_t i = first; i < last; ++i) walk.run(piece, i, i == first);
   } else if (phase == 0) {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "cpu/scalar_gate.h"
+#include "cpu/scalar_gate_tiles.h"
 
 namespace lla::cpu::scalar_gate {
 
@@ -17,8 +18,9 @@ struct Buffers {
   float* row_weight = nullptr;  // [row block]: of one node
   float* y = nullptr;           // [row block][dv]
   float* pool = nullptr;
+  TileBuffers tiles;
 
-  void carve(const MixerShape& shape, const Limits& limits, Carver* carver) {
+  void carve(const MixerShape& shape, const Limits& limits, bool on_tiles, Carver* carver) {
     const Sizes z(shape);
     operands.carve(z, carver);
     factors.carve(z, carver);
@@ -27,6 +29,7 @@ struct Buffers {
     row_weight = carver->floats(z.row_block());
     y = carver->floats(times(z.row_block(), z.value_dim));
     pool = carver->floats(times(Nodes::buffers(z, longest(limits)), z.node));
+    if (on_tiles) tiles.carve(z, Nodes::buffers(z, longest(limits)), carver);
   }
 };
 
@@ -44,27 +47,45 @@ void weigh_row(const MixerShape& shape, const Factors& f, int64_t t, const float
   }
 }
 
+// Rows [i0, i1) of the weights from their q.k, `from`, which may be `rows`; zeros above the diagonal.
+void weigh_rows(const MixerShape& shape, const Sizes& z, const Operands& o, const Factors& factors, int64_t i0, int64_t i1,
+                const float* from, float* rows) {
+  const int64_t c = z.grain;
+  const float scale = static_cast<float>(shape.scale);
+  for (int64_t t = i0; t < i1; ++t) {
+    if (t == o.lo)
+      first_keys(factors, c, t, o.write);
+    else
+      next_keys(factors, c, t, o.write);
+    float* row = rows + (t - i0) * c;
+    const float* lambda = o.lambda ? o.lambda + (t - o.lo) * z.levels : nullptr;
+    weigh_row(shape, factors, t, lambda, scale, from + (t - i0) * c, row);
+    std::fill(row + t + 1, row + i1, 0.0f);
+  }
+}
+
+// What the rows [t0, t1) read node `n` with.
+void weigh_reads(const MixerShape& shape, const Sizes& z, const Operands& o, const Factors& factors, const Reads& reads,
+                 int n, int64_t t0, int64_t t1, float* out) {
+  const float scale = static_cast<float>(shape.scale);
+  for (int64_t t = t0; t < t1; ++t) {
+    float weight = factors.prefix[t] * reads.factor[n] * scale;
+    if (o.lambda) weight *= o.lambda[(t - o.lo) * z.levels + reads.column[n]];
+    out[t - t0] = weight;
+  }
+}
+
 // Local rows [t0, t1) of the chunk: what they read of the chunk itself and of the nodes. `products` [t1 - t0][C]: q.k if
 // they are there already.
 void forward_rows(const Simd& simd, const MixerShape& shape, const Sizes& z, const Operands& o, const Reads& reads,
                   const float* products, int64_t t0, int64_t t1, const Buffers& b, float* y, int64_t ldy) {
   const int64_t c = z.grain, dk = z.key_dim, dv = z.value_dim;
-  const float scale = static_cast<float>(shape.scale);
   const float* q = o.q + (t0 - o.lo) * dk;
   for (int64_t i0 = t0; i0 < t1; i0 += kTriangleBlock) {
     const int64_t i1 = std::min(i0 + kTriangleBlock, t1), rows = i1 - i0;
     float* weights = b.weights + (i0 - t0) * c;
     if (!products) products_of_rows(simd, o, dk, i0, i1, weights, c);
-    for (int64_t t = i0; t < i1; ++t) {
-      if (t == o.lo)
-        first_keys(b.factors, c, t, o.write);
-      else
-        next_keys(b.factors, c, t, o.write);
-      float* row = weights + (t - i0) * c;
-      const float* lambda = o.lambda ? o.lambda + (t - o.lo) * z.levels : nullptr;
-      weigh_row(shape, b.factors, t, lambda, scale, products ? products + (t - t0) * c : row, row);
-      std::fill(row + t + 1, row + i1, 0.0f);
-    }
+    weigh_rows(shape, z, o, b.factors, i0, i1, products ? products + (i0 - t0) * c : weights, weights);
     float* out = y + (i0 - t0) * ldy;
     bool any = false;
     for (int n = 0; n < o.v.parts; ++n) {
@@ -76,12 +97,26 @@ void forward_rows(const Simd& simd, const MixerShape& shape, const Sizes& z, con
     }
   }
   for (int n = 0; n < reads.count; ++n) {
-    for (int64_t t = t0; t < t1; ++t) {
-      float weight = b.factors.prefix[t] * reads.factor[n] * scale;
-      if (o.lambda) weight *= o.lambda[(t - o.lo) * z.levels + reads.column[n]];
-      b.row_weight[t - t0] = weight;
-    }
+    weigh_reads(shape, z, o, b.factors, reads, n, t0, t1, b.row_weight);
     simd.outer_product_scaled(t1 - t0, dv, dk, q, dk, reads.content[n], dv, y, ldy, b.row_weight);
+  }
+}
+
+// A whole chunk on tiles.
+void forward_chunk(const Simd& simd, const Tiles& tiles, const MixerForward& p, const Sizes& z, const Sequence& s,
+                   int64_t head, const Operands& o, const Reads& reads, const float* products, Buffers* b) {
+  const int64_t c = z.grain, dv = z.value_dim;
+  load_tiles(simd, tiles, p, z, s, head, o.row, &b->tiles);
+  if (!products) {
+    tile_products(tiles, z, b->tiles, b->weights);
+    products = b->weights;
+  }
+  weigh_rows(p.shape, z, o, b->factors, 0, c, products, b->weights);
+  tile_values(tiles, z, b->weights, b->tiles, b->y);
+  for (int n = 0; n < reads.count; ++n) {
+    weigh_reads(p.shape, z, o, b->factors, reads, n, 0, c, b->row_weight);
+    tile_read(tiles, z, reads, n, &b->tiles, b->scaled);
+    simd.add_scaled_rows(c, b->y, b->scaled, b->row_weight, dv);
   }
 }
 
@@ -107,12 +142,26 @@ bool accepts_forward(const MixerForward& p) {
          p.state.node_layout.dtype != LLA_F64 && p.state.tail_layout.dtype != LLA_F64;
 }
 
-void measure_forward(const MixerForward& p, const Limits& limits, Need* need) {
+namespace {
+
+template <class Problem>
+bool fits_tiles(const Problem& p) {
+  const MixerShape& s = p.shape;
+  return p.q.dtype == LLA_BF16 && p.k.dtype == LLA_BF16 && p.v.dtype == LLA_BF16 && s.key_dim % kTileDepth == 0 &&
+         s.value_dim % kTileRows == 0 && s.grain % kTileDepth == 0 && s.grain <= kRowBlock;
+}
+
+}  // namespace
+
+bool accepts_tiles(const MixerForward& p) { return accepts_forward(p) && fits_tiles(p); }
+bool accepts_tiles(const MixerBackward& p) { return accepts_backward(p) && fits_tiles(p); }
+
+void measure_forward(const MixerForward& p, const Limits& limits, bool on_tiles, Need* need) {
   Carver shared(nullptr), thread(nullptr);
   Products products;
   products.carve(p.shape, limits, &shared);
   Buffers buffers;
-  buffers.carve(p.shape, limits, &thread);
+  buffers.carve(p.shape, limits, on_tiles, &thread);
   const bool overflow = shared.bytes() < 0 || thread.bytes() < 0;
   need->shared = overflow ? -1 : shared.bytes();
   need->per_thread = overflow ? 0 : thread.bytes();
@@ -128,14 +177,14 @@ int64_t tasks_forward(const MixerForward& p, int32_t phase) {
   return p.batch.count * (first ? p.shape.groups * kSplits : p.shape.heads);
 }
 
-void run_forward(const Simd& simd, const MixerForward& p, const Limits& limits, const Scratch& scratch, int32_t phase,
-                 int64_t task) {
+void run_forward(const Simd& simd, const Tiles* tiles, const MixerForward& p, const Limits& limits, const Scratch& scratch,
+                 int32_t phase, int64_t task) {
   const MixerShape& shape = p.shape;
   const Sizes z(shape);
   Buffers b;
   Products products;
   Carver shared(scratch.shared), thread(scratch.thread);
-  b.carve(shape, limits, &thread);
+  b.carve(shape, limits, tiles, &thread);
   if (phases_forward(p) == 2) products.carve(shape, limits, &shared);
   if (products.data && phase == 0) {
     const int64_t split = task % kSplits, group = task / kSplits % shape.groups;
@@ -153,15 +202,30 @@ void run_forward(const Simd& simd, const MixerForward& p, const Limits& limits, 
   const MixerInputs inputs = inputs_of(p);
   const int64_t first = first_chunk(s, z.grain), chunks = chunk_count(s, z.grain);
   const bool direct = p.y.dtype == LLA_F32;
+  if (tiles) {
+    b.tiles.forget_nodes();
+    tiles->begin();
+  }
   float* saved = static_cast<float*>(p.saved);
   int64_t stored = 0;
   for (int64_t i = first; i < first + chunks; ++i) {
+    const bool on_tiles = tiles && is_whole(z, s, i);
+    OperandBuffers buffers = b.operands;
+    if (on_tiles) buffers.q = buffers.k = nullptr;  // taken as they are
     Operands o;
-    load_operands(simd, inputs, s, head, i, false, b.operands, &o);
+    load_operands(simd, inputs, s, head, i, false, buffers, &o);
+    prefetch_view(p.v, s, o.row + o.hi - o.lo, z.grain, head, z.value_dim);
     fill_factors(simd, z, o.gate, o.lo, o.hi, &b.factors);
     Reads reads;
     list_reads(simd, shape, z, nodes.node, 0, &reads);
-    for (int64_t t0 = o.lo; t0 < o.hi; t0 += z.row_block()) {
+    if (on_tiles) {
+      const float* common = products.row(shape, shape.group_of(head), o.row);
+      forward_chunk(simd, *tiles, p, z, s, head, o, reads, common, &b);
+      for (int64_t t = 0; t < z.grain; ++t) {
+        simd.narrow(p.y.at(s.index, o.row + t, head), p.y.dtype, b.y + t * z.value_dim, z.value_dim);
+      }
+    }
+    for (int64_t t0 = on_tiles ? o.hi : o.lo; t0 < o.hi; t0 += z.row_block()) {
       const int64_t t1 = std::min(t0 + z.row_block(), o.hi), row = o.row + t0 - o.lo;
       float* y = direct ? static_cast<float*>(p.y.at(s.index, row, head)) : b.y;
       forward_rows(simd, shape, z, o, reads, products.row(shape, shape.group_of(head), row), t0, t1, b, y,
@@ -181,12 +245,19 @@ void run_forward(const Simd& simd, const MixerForward& p, const Limits& limits, 
       content = b.pool + buffer * z.node;
     }
     fill_suffix(simd, z, o.gate, &b.factors);
-    fold_chunk(simd, z, p.state, o, b.factors, b.scaled, content, buffer, &nodes);
+    if (on_tiles) {
+      tile_content(simd, *tiles, inputs, z, s, head, o, b.factors, b.tiles.fold, b.scaled, content);
+      join_nodes(simd, z, p.state, o, b.factors, content, buffer, &nodes);
+    } else {
+      fold_chunk(simd, z, p.state, o, b.factors, b.scaled, content, buffer, &nodes);
+    }
+    b.tiles.packed[created_node(z, i)] = nullptr;  // its memory may have been another node's
     if (saved) content[z.node] = nodes.node[created_node(z, i)].log_decay;
     while (stored < s.nodes_to_store_count && s.nodes_to_store[stored].position <= (i + 1) * z.grain) {
       store_nodes(simd, z, p.state, s.nodes_to_store[stored++], nodes, head);
     }
   }
+  if (tiles) tiles->end();
   store_tail(simd, p, s, head);
 }
 

@@ -11,10 +11,9 @@ namespace {
 // Row t: q.k (`products`, which may be p) and x = dy.v become the row of weights p (without write strength) and the gradient
 // of q.k in x. `w`: write strengths.
 void gradient_row(const Simd& simd, const MixerShape& shape, const Factors& f, const ChunkGradient& g, int64_t t,
-                  const float* lambda, float* dlambda, const float* w, float scale, float* z, const float* products,
-                  float* p, float* x) {
+                  const float* lambda, float* dlambda, const float* w, float scale, const float* products, float* p,
+                  float* x) {
   const int64_t c = shape.grain;
-  const float* key = f.key;
   {
     const float factor = lambda ? scale * lambda[0] : scale, product = x[t] * products[t];
     g.write[t] += product * factor;
@@ -27,15 +26,8 @@ void gradient_row(const Simd& simd, const MixerShape& shape, const Factors& f, c
     const int64_t begin = t >> l << l, end = begin + (int64_t{1} << (l - 1));
     const int64_t column = shape.column(l);
     const float plain = f.table[l * c + t] * scale, factor = lambda ? plain * lambda[column] : plain;
-    float* left = g.table + l * c;
-    for (int64_t s = begin; s < end; ++s) {
-      const float weight = products[s] * key[s], product = x[s] * weight;
-      x[s] = x[s] * w[s] * key[s] * factor;
-      p[s] = weight * factor;
-      z[s] = product;
-      left[s] += product * factor;
-    }
-    const float sum = simd.dot(z + begin, w + begin, end - begin);
+    const float sum = simd.weigh_gradient(x + begin, p + begin, g.table + l * c + begin, products + begin, f.key + begin,
+                                          w + begin, factor, end - begin);
     g.table[l * c + t] = sum * factor;
     if (dlambda) dlambda[column] += sum * plain;
   }
@@ -52,6 +44,9 @@ void GradientBuffers::carve(const Sizes& s, Carver* carver) {
   e = carver->floats(times(s.row_block(), s.key_dim));
   scaled = carver->floats(times(s.grain, s.value_dim));
   product = carver->floats(times(s.grain, s.value_dim));
+  k = carver->floats(times(s.key_dim, s.grain));
+  v = carver->floats(times(s.value_dim, s.grain));
+  node = carver->floats(s.node);
 }
 
 namespace {
@@ -67,12 +62,12 @@ void for_keys(int64_t t0, int64_t t1, F f) {
 }  // namespace
 
 void gradient_of_products(const Simd& simd, const Sizes& sizes, const Operands& o, int64_t t0, int64_t t1, const float* x,
-                          float* dq, float* dk_out) {
+                          float* dq, bool add_q, float* dk_out) {
   const int64_t c = sizes.grain, dk = sizes.key_dim;
   const float *k = o.k.part[0].data, *q = o.q + (t0 - o.lo) * dk;
   for (int64_t i0 = t0; dq && i0 < t1; i0 += kTriangleBlock) {
     const int64_t i1 = std::min(i0 + kTriangleBlock, t1);
-    simd.outer_product(i1 - i0, dk, i1, x + (i0 - t0) * c, c, 1, k, dk, dq + (i0 - t0) * dk, dk, true);
+    simd.outer_product(i1 - i0, dk, i1, x + (i0 - t0) * c, c, 1, k, dk, dq + (i0 - t0) * dk, dk, add_q);
   }
   if (!dk_out) return;
   for_keys(t0, t1, [&](int64_t s0, int64_t s1, int64_t from) {
@@ -81,17 +76,22 @@ void gradient_of_products(const Simd& simd, const Sizes& sizes, const Operands& 
   });
 }
 
+void transpose_operands(const Simd& simd, const Sizes& sizes, const Operands& o, bool products, const GradientBuffers& b) {
+  const int64_t c = sizes.grain, dk = sizes.key_dim, dv = sizes.value_dim;
+  if (!products) simd.transpose(o.hi, dk, o.k.part[0].data, dk, b.k, c);
+  simd.transpose(o.hi, dv, o.v.part[0].data, dv, b.v, c);
+}
+
 void gradient_inside(const Simd& simd, const MixerShape& shape, const Sizes& sizes, const Operands& o, const Factors& f,
                      const float* products, int64_t t0, int64_t t1, const float* dy, const GradientBuffers& b,
                      const ChunkGradient& g) {
   const int64_t c = sizes.grain, dk = sizes.key_dim, dv = sizes.value_dim;
   const float scale = static_cast<float>(shape.scale);
-  const float* v = o.v.part[0].data;
   for (int64_t i0 = t0; i0 < t1; i0 += kTriangleBlock) {
     const int64_t i1 = std::min(i0 + kTriangleBlock, t1), rows = i1 - i0;
     float *p = b.p + (i0 - t0) * c, *x = b.x + (i0 - t0) * c;
-    if (!products) products_of_rows(simd, o, dk, i0, i1, p, c);
-    simd.dot_product(rows, i1, dv, dy + (i0 - t0) * dv, dv, v, dv, x, c, false);
+    if (!products) simd.outer_product(rows, i1, dk, o.q + (i0 - o.lo) * dk, dk, 1, b.k, c, p, c, false);
+    simd.outer_product(rows, i1, dv, dy + (i0 - t0) * dv, dv, 1, b.v, c, x, c, false);
     for (int64_t t = i0; t < i1; ++t) {
       if (t == o.lo)
         first_keys(f, c, t, nullptr);
@@ -101,7 +101,7 @@ void gradient_inside(const Simd& simd, const MixerShape& shape, const Sizes& siz
       float* dlambda = o.lambda ? g.lambda + (t - t0) * sizes.levels : nullptr;
       float *p_row = p + (t - i0) * c, *x_row = x + (t - i0) * c;
       const float* from = products ? products + (t - t0) * c : p_row;
-      gradient_row(simd, shape, f, g, t, lambda, dlambda, o.write, scale, b.z, from, p_row, x_row);
+      gradient_row(simd, shape, f, g, t, lambda, dlambda, o.write, scale, from, p_row, x_row);
       std::fill(p_row + t + 1, p_row + i1, 0.0f);
       std::fill(x_row + t + 1, x_row + i1, 0.0f);
     }
@@ -114,18 +114,18 @@ void gradient_inside(const Simd& simd, const MixerShape& shape, const Sizes& siz
 }
 
 float gradient_of_read(const Simd& simd, const MixerShape& shape, const Sizes& sizes, const Operands& o, const Factors& f,
-                       const Reads& reads, int n, int64_t t0, int64_t t1, const float* dy, float* dnode, bool started,
-                       const GradientBuffers& b, const ChunkGradient& g) {
+                       const Reads& reads, int n, const float* transposed, int64_t t0, int64_t t1, const float* dy,
+                       float* dnode, bool started, const GradientBuffers& b, const ChunkGradient& g) {
   const int64_t dk = sizes.key_dim, dv = sizes.value_dim, rows = t1 - t0;
   const float scale = static_cast<float>(shape.scale);
-  const float *q = o.q + (t0 - o.lo) * dk, *content = reads.content[n];
+  const float* q = o.q + (t0 - o.lo) * dk;
   float *weight = b.weight, sum = 0;
   for (int64_t i = 0; i < rows; ++i) {
     weight[i] = f.prefix[t0 + i] * reads.factor[n] * scale;
     if (o.lambda) weight[i] *= o.lambda[(t0 + i - o.lo) * sizes.levels + reads.column[n]];
   }
-  if (content) {
-    simd.dot_product(rows, dk, dv, dy, dv, content, dv, b.e, dk, false);
+  if (transposed) {
+    simd.outer_product(rows, dk, dv, dy, dv, 1, transposed, dk, b.e, dk, false);
     float* products = b.z;
     simd.dot_and_add_rows(rows, products, g.q, q, b.e, weight, dk);
     for (int64_t i = 0; i < rows; ++i) {
@@ -143,7 +143,7 @@ float gradient_of_read(const Simd& simd, const MixerShape& shape, const Sizes& s
 }
 
 void gradient_of_content(const Simd& simd, const Sizes& sizes, const Operands& o, const Factors& f, const float* dh,
-                         float dlog_decay, const GradientBuffers& b, const ChunkGradient& g) {
+                         float dlog_decay, bool add_k, const GradientBuffers& b, const ChunkGradient& g) {
   const int64_t c = sizes.grain, dk = sizes.key_dim, dv = sizes.value_dim;
   for (int64_t s = 0; s < c; ++s) g.gate[s] += dlog_decay;
   if (!dh) return;
@@ -159,7 +159,8 @@ void gradient_of_content(const Simd& simd, const Sizes& sizes, const Operands& o
   }
   if (!g.k) return;
   simd.scale_rows(c, b.scaled, v, b.weight, dv);
-  simd.dot_product(c, dk, dv, b.scaled, dv, dh, dv, g.k, dk, true);
+  simd.transpose(dk, dv, dh, dv, b.node, dk);
+  simd.outer_product(c, dk, dv, b.scaled, dv, 1, b.node, dk, g.k, dk, add_k);
 }
 
 void gradient_of_factors(const Sizes& sizes, const Operands& o, const ChunkGradient& g) {

@@ -27,6 +27,9 @@ struct GradientBuffers {
   float* e = nullptr;                // [row block][dk]: dy S^T
   float* scaled = nullptr;           // [C][dv]
   float* product = nullptr;          // [C][dv]
+  // Transposed operands, so that every product is a sum of outer products, the faster kind by far where sums are short.
+  float *k = nullptr, *v = nullptr;  // [dk][C] (only if q.k is not there already), [dv][C]: of the chunk
+  float* node = nullptr;             // [dv][dk]
   void carve(const Sizes& sizes, Carver* carver);
 };
 
@@ -36,23 +39,30 @@ struct NodeGradient {
   float log_decay = 0;
 };
 
-// Rows [t0, t1) read the chunk's own rows. dy [t1 - t0][dv]. k and v of the operands are whole. `products` [t1 - t0][C]: q.k
-// if they are there already. Leaves the gradient of q.k in buffers.x, zeros above the diagonal.
+// Fills buffers.v, and buffers.k unless `products`: of a chunk whose k and v are whole.
+void transpose_operands(const Simd& simd, const Sizes& sizes, const Operands& operands, bool products,
+                        const GradientBuffers& buffers);
+// Rows [t0, t1) read the chunk's own rows. dy [t1 - t0][dv]. The operands were transposed. k and v of the operands are
+// whole. `products` [t1 - t0][C]: q.k if they are there already. Leaves the gradient of q.k in buffers.x, zeros above the
+// diagonal.
 void gradient_inside(const Simd& simd, const MixerShape& shape, const Sizes& sizes, const Operands& operands,
                      const Factors& factors, const float* products, int64_t t0, int64_t t1, const float* dy,
                      const GradientBuffers& buffers, const ChunkGradient& gradient);
-// From the gradient x [t1 - t0][C] of q.k of the rows [t0, t1) to those of q (rows [t0, t1)) and k, added to, null: not
-// wanted.
+// From the gradient x [t1 - t0][C] of q.k of the rows [t0, t1) to those of q (rows [t0, t1); added to with `add_q`) and k
+// (added to), null: not wanted.
 void gradient_of_products(const Simd& simd, const Sizes& sizes, const Operands& operands, int64_t t0, int64_t t1,
-                          const float* x, float* dq, float* dk);
-// Rows [t0, t1) read node `n` of the list. Adds to dnode [dk][dv] if that is not null (`started`: it holds something).
-// Returns the gradient of the log of the node's factor.
+                          const float* x, float* dq, bool add_q, float* dk);
+// Rows [t0, t1) read node `n` of the list, the transpose of which is `transposed` [dv][dk]. Adds to dnode [dk][dv] if that
+// is not null (`started`: it holds something). Returns the gradient of the log of the node's factor.
 float gradient_of_read(const Simd& simd, const MixerShape& shape, const Sizes& sizes, const Operands& operands,
-                       const Factors& factors, const Reads& reads, int n, int64_t t0, int64_t t1, const float* dy,
-                       float* dnode, bool started, const GradientBuffers& buffers, const ChunkGradient& gradient);
-// The chunk's content has the gradient dh [dk][dv] (null: zero), and its log decay dlog_decay.
+                       const Factors& factors, const Reads& reads, int n, const float* transposed, int64_t t0, int64_t t1,
+                       const float* dy, float* dnode, bool started, const GradientBuffers& buffers,
+                       const ChunkGradient& gradient);
+// The chunk's content has the gradient dh [dk][dv] (null: zero), and its log decay dlog_decay. Without `add_k` gradient.k is
+// overwritten, if dh is not null.
 void gradient_of_content(const Simd& simd, const Sizes& sizes, const Operands& operands, const Factors& factors,
-                         const float* dh, float dlog_decay, const GradientBuffers& buffers, const ChunkGradient& gradient);
+                         const float* dh, float dlog_decay, bool add_k, const GradientBuffers& buffers,
+                         const ChunkGradient& gradient);
 // Turns the gradients of the factors' logs into those of the gates of rows [0, hi).
 void gradient_of_factors(const Sizes& sizes, const Operands& operands, const ChunkGradient& gradient);
 

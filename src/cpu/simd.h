@@ -31,25 +31,32 @@ struct Simd {
   void (*outer_product_scaled)(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
                                float* c, int64_t ldc, const float* scale);
 
+  // out[j*ldo + i] = a[i*lda + j], i < rows, j < columns.
+  void (*transpose)(int64_t rows, int64_t columns, const float* a, int64_t lda, float* out, int64_t ldo);
+
   // ---- types ----
-  void (*widen)(float* out, const void* in, int32_t dtype, int64_t n);              // to float
-  void (*narrow)(void* out, int32_t dtype, const float* in, int64_t n);             // from float, nearest even
-  void (*narrow_add)(void* out, int32_t dtype, const float* in, int64_t n);         // out = round(out + in)
+  void (*widen)(float* out, const void* in, int32_t dtype, int64_t n);       // to float
+  void (*narrow)(void* out, int32_t dtype, const float* in, int64_t n);      // from float, nearest even
+  void (*narrow_add)(void* out, int32_t dtype, const float* in, int64_t n);  // out = round(out + in)
 
   // ---- vectors of n floats ----
   float (*dot)(const float* a, const float* b, int64_t n);
   float (*sum)(const float* a, int64_t n);
-  void (*scale)(float* out, const float* a, float s, int64_t n);                    // out = s * a (in place allowed)
-  void (*add_scaled)(float* out, const float* a, float s, int64_t n);               // out += s * a
+  void (*scale)(float* out, const float* a, float s, int64_t n);       // out = s * a (in place allowed)
+  void (*add_scaled)(float* out, const float* a, float s, int64_t n);  // out += s * a
   // For rows of n floats, one after the other: out = scale[row] * a, out += scale[row] * a.
   void (*scale_rows)(int64_t rows, float* out, const float* a, const float* scale, int64_t n);
   void (*add_scaled_rows)(int64_t rows, float* out, const float* a, const float* scale, int64_t n);
   // dots[row] = dot(q, e), and out += scale[row] * e unless out is null.
   void (*dot_and_add_rows)(int64_t rows, float* dots, float* out, const float* q, const float* e, const float* scale,
                            int64_t n);
-  void (*multiply)(float* out, const float* a, const float* b, int64_t n);          // out = a * b (in place allowed)
-  void (*multiply_add)(float* out, const float* a, const float* b, int64_t n);      // out += a * b
-  void (*exp)(float* out, const float* a, int64_t n);       // relative error <= 2e-7; exp(-inf) = 0, large negative -> 0
+  void (*multiply)(float* out, const float* a, const float* b, int64_t n);      // out = a * b (in place allowed)
+  void (*multiply_add)(float* out, const float* a, const float* b, int64_t n);  // out += a * b
+  // For the scalar gate's backward: with w = products * key, p = factor * w (p may be products) and left += factor * x * w.
+  // Then x = factor * x * key * write, and the sum of the old x * w * write is returned.
+  float (*weigh_gradient)(float* x, float* p, float* left, const float* products, const float* key, const float* write,
+                          float factor, int64_t n);
+  void (*exp)(float* out, const float* a, int64_t n);  // relative error <= 2e-7; exp(-inf) = 0, large negative -> 0
   void (*sigmoid)(float* out, const float* a, int64_t n);
   void (*silu)(float* out, const float* a, int64_t n);      // a * sigmoid(a)
   void (*softplus)(float* out, const float* a, int64_t n);  // log(1 + e^a), accurate for large |a|

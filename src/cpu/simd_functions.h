@@ -10,6 +10,7 @@ void outer_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_ro
                    int64_t ldb, float* c, int64_t ldc, bool accumulate);
 void outer_product_scaled(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
                           float* c, int64_t ldc, const float* scale);
+void transpose(int64_t rows, int64_t columns, const float* a, int64_t lda, float* out, int64_t ldo);
 void widen(float* out, const void* in, int32_t dtype, int64_t n);
 void narrow(void* out, int32_t dtype, const float* in, int64_t n);
 void narrow_add(void* out, int32_t dtype, const float* in, int64_t n);
@@ -22,6 +23,8 @@ void add_scaled_rows(int64_t rows, float* out, const float* a, const float* scal
 void dot_and_add_rows(int64_t rows, float* dots, float* out, const float* q, const float* e, const float* scale, int64_t n);
 void multiply(float* out, const float* a, const float* b, int64_t n);
 void multiply_add(float* out, const float* a, const float* b, int64_t n);
+float weigh_gradient(float* x, float* p, float* left, const float* products, const float* key, const float* write,
+                     float factor, int64_t n);
 void exp(float* out, const float* a, int64_t n);
 void sigmoid(float* out, const float* a, int64_t n);
 void silu(float* out, const float* a, int64_t n);

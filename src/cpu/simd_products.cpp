@@ -128,27 +128,59 @@ constexpr int lane_of(int n) {
 }
 constexpr int kLaneLevels = kLanes >= 16 ? 4 : kLanes >= 8 ? 3 : kLanes >= 4 ? 2 : kLanes >= 2 ? 1 : 0;
 
-// packed[lane][step][column] = b[column][step * kLanes + lane] for kOuterColumns columns and `k` <= kDotDepth.
-LLA_TILE void pack_lanes(int64_t k, const float* b, int64_t ldb, float* packed) {
+// out[j*ldo + i] = a[i*lda + j] for i, j < 4.
+HWY_INLINE void transpose_4x4(const float* a, int64_t lda, float* out, int64_t ldo) {
   const D4 d4;
   const hn::Repartition<double, D4> dd;
+  const auto r0 = hn::LoadU(d4, a), r1 = hn::LoadU(d4, a + lda);
+  const auto r2 = hn::LoadU(d4, a + 2 * lda), r3 = hn::LoadU(d4, a + 3 * lda);
+  const auto a0 = hn::BitCast(dd, hn::InterleaveLower(d4, r0, r1)), a1 = hn::BitCast(dd, hn::InterleaveUpper(d4, r0, r1));
+  const auto b0 = hn::BitCast(dd, hn::InterleaveLower(d4, r2, r3)), b1 = hn::BitCast(dd, hn::InterleaveUpper(d4, r2, r3));
+  hn::StoreU(hn::BitCast(d4, hn::InterleaveLower(dd, a0, b0)), d4, out);
+  hn::StoreU(hn::BitCast(d4, hn::InterleaveUpper(dd, a0, b0)), d4, out + ldo);
+  hn::StoreU(hn::BitCast(d4, hn::InterleaveLower(dd, a1, b1)), d4, out + 2 * ldo);
+  hn::StoreU(hn::BitCast(d4, hn::InterleaveUpper(dd, a1, b1)), d4, out + 3 * ldo);
+}
+
+// The same for i, j < 8, with vectors of two blocks.
+HWY_INLINE void transpose_8x8(const float* a, int64_t lda, float* out, int64_t ldo) {
+  using D8 = hn::CappedTag<float, 8>;
+  const D8 d8;
+  const hn::Repartition<double, D8> dd;
+  hn::Vec<D8> columns[8];  // i and i + 4 of four rows, for the upper four rows, then for the lower four
+  LLA_UNROLL for (int half = 0; half < 2; ++half) {
+    const float* from = a + 4 * half * lda;
+    const auto r0 = hn::LoadU(d8, from), r1 = hn::LoadU(d8, from + lda);
+    const auto r2 = hn::LoadU(d8, from + 2 * lda), r3 = hn::LoadU(d8, from + 3 * lda);
+    const auto a0 = hn::BitCast(dd, hn::InterleaveLower(d8, r0, r1)), a1 = hn::BitCast(dd, hn::InterleaveUpper(d8, r0, r1));
+    const auto b0 = hn::BitCast(dd, hn::InterleaveLower(d8, r2, r3)), b1 = hn::BitCast(dd, hn::InterleaveUpper(d8, r2, r3));
+    columns[4 * half] = hn::BitCast(d8, hn::InterleaveLower(dd, a0, b0));
+    columns[4 * half + 1] = hn::BitCast(d8, hn::InterleaveUpper(dd, a0, b0));
+    columns[4 * half + 2] = hn::BitCast(d8, hn::InterleaveLower(dd, a1, b1));
+    columns[4 * half + 3] = hn::BitCast(d8, hn::InterleaveUpper(dd, a1, b1));
+  }
+  LLA_UNROLL for (int i = 0; i < 4; ++i) {
+    hn::StoreU(hn::ConcatLowerLower(d8, columns[4 + i], columns[i]), d8, out + i * ldo);
+    hn::StoreU(hn::ConcatUpperUpper(d8, columns[4 + i], columns[i]), d8, out + (4 + i) * ldo);
+  }
+}
+
+// packed[lane][step][column] = b[column][step * kLanes + lane] for kOuterColumns columns and `k` <= kDotDepth.
+LLA_TILE void pack_lanes(int64_t k, const float* b, int64_t ldb, float* packed) {
   int64_t p = 0;
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  for (; p + 8 <= k; p += 8) {
+    float* to = packed + (p % kLanes * kLaneSteps + p / kLanes) * kOuterColumns;
+    for (int64_t j = 0; j < kOuterColumns; j += 8) {
+      transpose_8x8(b + j * ldb + p, ldb, to + j, kLaneSteps * kOuterColumns);
+    }
+  }
+#endif
   if (kLanes >= 4) {
     for (; p + 4 <= k; p += 4) {
       float* to = packed + (p % kLanes * kLaneSteps + p / kLanes) * kOuterColumns;
       for (int64_t j = 0; j < kOuterColumns; j += 4) {
-        const float* from = b + j * ldb + p;
-        const auto r0 = hn::LoadU(d4, from), r1 = hn::LoadU(d4, from + ldb);
-        const auto r2 = hn::LoadU(d4, from + 2 * ldb), r3 = hn::LoadU(d4, from + 3 * ldb);
-        const auto a0 = hn::BitCast(dd, hn::InterleaveLower(d4, r0, r1)),
-                   a1 = hn::BitCast(dd, hn::InterleaveUpper(d4, r0, r1));
-        const auto b0 = hn::BitCast(dd, hn::InterleaveLower(d4, r2, r3)),
-                   b1 = hn::BitCast(dd, hn::InterleaveUpper(d4, r2, r3));
-        constexpr int64_t kNextLane = kLaneSteps * kOuterColumns;
-        hn::Store(hn::BitCast(d4, hn::InterleaveLower(dd, a0, b0)), d4, to + j);
-        hn::Store(hn::BitCast(d4, hn::InterleaveUpper(dd, a0, b0)), d4, to + j + kNextLane);
-        hn::Store(hn::BitCast(d4, hn::InterleaveLower(dd, a1, b1)), d4, to + j + 2 * kNextLane);
-        hn::Store(hn::BitCast(d4, hn::InterleaveUpper(dd, a1, b1)), d4, to + j + 3 * kNextLane);
+        transpose_4x4(b + j * ldb + p, ldb, to + j, kLaneSteps * kOuterColumns);
       }
     }
   }
@@ -414,6 +446,27 @@ void outer_any(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, i
 void outer_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
                    int64_t ldb, float* c, int64_t ldc, bool accumulate) {
   outer_any(m, n, k, a, a_row, a_col, b, ldb, c, ldc, accumulate, nullptr);
+}
+
+void transpose(int64_t rows, int64_t columns, const float* a, int64_t lda, float* out, int64_t ldo) {
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+  constexpr int64_t kStep = 8;
+  constexpr auto step = transpose_8x8;
+#else
+  constexpr int64_t kStep = 4;
+  constexpr auto step = transpose_4x4;
+#endif
+  const int64_t row_end = kLanes >= 4 ? rows / kStep * kStep : 0, column_end = kLanes >= 4 ? columns / kStep * kStep : 0;
+  for (int64_t i0 = 0; i0 < row_end; i0 += 16) {  // whole cache lines of either side
+    for (int64_t j0 = 0; j0 < column_end; j0 += 16) {
+      for (int64_t j = j0; j < min(j0 + 16, column_end); j += kStep) {
+        for (int64_t i = i0; i < min(i0 + 16, row_end); i += kStep) step(a + i * lda + j, lda, out + j * ldo + i, ldo);
+      }
+    }
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = i < row_end ? column_end : 0; j < columns; ++j) out[j * ldo + i] = a[i * lda + j];
+  }
 }
 
 void outer_product_scaled(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,

@@ -158,8 +158,11 @@ void add_scaled_rows(int64_t rows, float* out, const float* a, const float* scal
 }
 
 void dot_and_add_rows(int64_t rows, float* dots, float* out, const float* q, const float* e, const float* scale, int64_t n) {
-  for (int64_t row = 0; row < rows; ++row) dots[row] = dot(q + row * n, e + row * n, n);
-  if (out) add_scaled_rows(rows, out, e, scale, n);
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* from = e + row * n;
+    dots[row] = dot(q + row * n, from, n);
+    if (out) add_scaled(out + row * n, from, scale[row], n);
+  }
 }
 
 void multiply(float* out, const float* a, const float* b, int64_t n) {
@@ -175,6 +178,39 @@ void multiply_add(float* out, const float* a, const float* b, int64_t n) {
   if (i < n) {
     store_first(hn::MulAdd(load_first(a + i, n - i), load_first(b + i, n - i), load_first(out + i, n - i)), out + i, n - i);
   }
+}
+
+float weigh_gradient(float* x, float* p, float* left, const float* products, const float* key, const float* write,
+                     float factor, int64_t n) {
+  const D d;
+  const V f = hn::Set(d, factor);
+  V sum = hn::Zero(d);
+  const auto step = [&](V vx, V vp, V vk, V vw, V vl, V* out_x, V* out_p, V* out_left) HWY_ATTR {
+    const V weight = hn::Mul(vp, vk), product = hn::Mul(vx, weight);
+    *out_x = hn::Mul(hn::Mul(hn::Mul(vx, vw), vk), f);
+    *out_p = hn::Mul(weight, f);
+    *out_left = hn::MulAdd(product, f, vl);
+    sum = hn::MulAdd(product, vw, sum);
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    V to_x, to_p, to_left;
+    step(hn::LoadU(d, x + i), hn::LoadU(d, products + i), hn::LoadU(d, key + i), hn::LoadU(d, write + i),
+         hn::LoadU(d, left + i), &to_x, &to_p, &to_left);
+    hn::StoreU(to_x, d, x + i);
+    hn::StoreU(to_p, d, p + i);
+    hn::StoreU(to_left, d, left + i);
+  }
+  if (i < n) {
+    const int64_t rest = n - i;
+    V to_x, to_p, to_left;
+    step(load_first(x + i, rest), load_first(products + i, rest), load_first(key + i, rest), load_first(write + i, rest),
+         load_first(left + i, rest), &to_x, &to_p, &to_left);
+    store_first(to_x, x + i, rest);
+    store_first(to_p, p + i, rest);
+    store_first(to_left, left + i, rest);
+  }
+  return sum_of_lanes(sum);
 }
 
 void exp(float* out, const float* a, int64_t n) {

@@ -55,12 +55,12 @@ class MixerBench {
     d.lambda_form = h.linear ? LLA_LAMBDA_NONE : LLA_LAMBDA_READY;
     d.write_form = h.delta ? LLA_WRITE_READY : LLA_WRITE_NONE;
     layer_ = lm::make_layer(context, d);
-    // Decode needs a history: it is appended in pieces of up to 512 rows from the same tensors.
-    const int64_t made = decode ? std::clamp<int64_t>(filled, 1, 512) : rows_;
+    // Decode needs a history: one sequence gets it, in pieces of about 512 rows from the same tensors, the others a copy.
+    const int64_t made = !decode ? rows_ : (std::clamp<int64_t>(filled, 1, 512) + h.batch - 1) / h.batch;
     make_tensors(made, d.levels);
     limits_.max_sequences = h.batch;
     limits_.max_rows = h.batch * made;
-    limits_.max_rows_per_sequence = made;
+    limits_.max_rows_per_sequence = decode ? h.batch * made : made;
     limits_.max_length = length;
     batch_ = lm::Batch(context, limits_);
     size_t bytes = lm::workspace_bytes(layer_.get(), limits_, LLA_PASS_FORWARD);
@@ -70,7 +70,7 @@ class MixerBench {
     const size_t saved = !trains ? 0 : lm::saved_bytes(layer_.get(), limits_);
     if (saved) saved_ = lm::Buffer(saved);
     if (!decode) {
-      plan(rows_, nullptr);
+      plan(h.batch, rows_, nullptr);
       return;
     }
     lla_state_desc sd = LLA_STATE_DESC_INIT;
@@ -81,12 +81,13 @@ class MixerBench {
     lla_state* state = nullptr;
     LM_CALL(lla_state_create, layers, int64_t{1}, &sd, static_cast<const lla_block_memory*>(nullptr), int64_t{0}, &state);
     state_.reset(state);
-    for (int64_t at = 0; at < filled; at += made) {
-      const int64_t n = std::min(made, filled - at);
-      plan(n, state_.get());
-      forward(n, false);
-      LM_CALL(lla_state_commit, state_.get(), batch_.get(), lm::no_index(), static_cast<void*>(nullptr));
+    for (int64_t at = 0; at < filled; at += h.batch * made) {
+      const int64_t n = std::min(h.batch * made, filled - at);
+      plan(1, n, state);
+      forward(1, n, false);
+      LM_CALL(lla_state_commit, state, batch_.get(), lm::no_index(), static_cast<void*>(nullptr));
     }
+    if (h.batch > 1) copy_first_slot();
   }
 
   // One timed piece of work.
@@ -95,21 +96,23 @@ class MixerBench {
       for (int i = 0; i < kChecks; ++i) check();
     } else if (settings_.pass == "decode") {
       // The row is not committed, so that every run stands at the same position.
-      plan(1, state_.get());
-      forward(1, false);
+      plan(settings_.shape.batch, 1, state_.get());
+      forward(settings_.shape.batch, 1, false);
     } else if (settings_.pass == "forward") {
-      forward(rows_, false);
+      forward(settings_.shape.batch, rows_, false);
     } else if (settings_.pass == "backward") {
       backward();
     } else {
-      forward(rows_, true);
+      forward(settings_.shape.batch, rows_, true);
       backward();
     }
   }
   // What backward alone needs beforehand.
   void prepare() {
-    if (settings_.pass == "backward") forward(rows_, true);
-    if (settings_.pass == "checks") plan(1, state_.get());
+    if (settings_.pass == "backward") forward(settings_.shape.batch, rows_, true);
+    if (settings_.pass != "checks") return;
+    plan(settings_.shape.batch, 1, state_.get());
+    checked_io_ = bindings(settings_.shape.batch, 1);
   }
   // What a sequence's state holds.
   int64_t state_bytes() const {
@@ -152,36 +155,40 @@ class MixerBench {
     if (!settings_.decodes()) dy_ = Tensor::of(values, settings_.dtype, y_.shape);
   }
 
-  void plan(int64_t rows, lla_state* state) {
+  void copy_first_slot() {
+    void* const no_stream = nullptr;
+    size_t bytes = 0;
+    LM_CALL(lla_state_export_size, state_.get(), int64_t{0}, &bytes);
+    const lm::Buffer image(bytes);
+    LM_CALL(lla_state_pack, state_.get(), int64_t{0}, image.data(), bytes, no_stream);
+    LM_CALL(lla_state_seal, image.data(), bytes, static_cast<const char*>(nullptr));
+    for (int64_t slot = 1; slot < settings_.shape.batch; ++slot) {
+      LM_CALL(lla_state_unpack, state_.get(), slot, image.data(), bytes, no_stream);
+    }
+  }
+
+  void plan(int64_t sequences, int64_t rows, lla_state* state) {
     lla_rows r = LLA_ROWS_INIT;
-    r.sequences = settings_.shape.batch;
+    r.sequences = sequences;
     r.rows_per_sequence = rows;
     LM_CALL(lla_batch_plan, batch_.get(), state, &r, static_cast<void*>(nullptr));
   }
 
-  static lla_tensor first_rows(const Tensor& t, int64_t rows) {
+  static lla_tensor first_rows(const Tensor& t, int64_t sequences, int64_t rows) {
     lla_tensor view = t.view();
+    view.dims[0] = sequences;
     view.dims[1] = rows;
     return view;
   }
 
-  // All that a step does before its tasks: the arguments are checked and the tasks prepared.
-  void check() {
-    with_arguments(1, false, [&](const lla_forward_args& a) {
-      lla_tasks* tasks = nullptr;
-      LM_CALL(lla_layer_forward_tasks, layer_.get(), &a, &tasks);
-    });
-  }
-
-  void forward(int64_t rows, bool save) {
-    with_arguments(rows, save, [&](const lla_forward_args& a) { LM_CALL(lla_layer_forward, layer_.get(), &a); });
-  }
-
-  template <class F>
-  void with_arguments(int64_t rows, bool save, F f) {
+  std::vector<lla_binding> bindings(int64_t sequences, int64_t rows) const {
     std::vector<lla_binding> io;
-    for (const Input& input : inputs_) io.push_back(lla_bind(input.role, first_rows(input.value, rows)));
-    io.push_back(lla_bind(LLA_Y, first_rows(y_, rows)));
+    for (const Input& input : inputs_) io.push_back(lla_bind(input.role, first_rows(input.value, sequences, rows)));
+    io.push_back(lla_bind(LLA_Y, first_rows(y_, sequences, rows)));
+    return io;
+  }
+
+  lla_forward_args arguments(const std::vector<lla_binding>& io) const {
     lla_forward_args a = LLA_FORWARD_ARGS_INIT;
     a.batch = batch_.get();
     a.state = state_.get();
@@ -189,11 +196,24 @@ class MixerBench {
     a.io_count = static_cast<int64_t>(io.size());
     a.workspace = workspace_.data();
     a.workspace_bytes = workspace_.bytes();
+    return a;
+  }
+
+  // All that a step does before its tasks: the arguments are checked and the tasks prepared.
+  void check() {
+    const lla_forward_args a = arguments(checked_io_);
+    lla_tasks* tasks = nullptr;
+    LM_CALL(lla_layer_forward_tasks, layer_.get(), &a, &tasks);
+  }
+
+  void forward(int64_t sequences, int64_t rows, bool save) {
+    const std::vector<lla_binding> io = bindings(sequences, rows);
+    lla_forward_args a = arguments(io);
     if (save && saved_.bytes()) {
       a.saved = saved_.data();
       a.saved_bytes = saved_.bytes();
     }
-    f(a);
+    LM_CALL(lla_layer_forward, layer_.get(), &a);
   }
 
   void backward() {
@@ -223,6 +243,7 @@ class MixerBench {
   Settings settings_;
   int64_t rows_ = 0;
   std::vector<Input> inputs_;
+  std::vector<lla_binding> checked_io_;  // of --pass checks
   Tensor y_, dy_;
   lm::Layer layer_;
   lla_batch_limits limits_ = LLA_BATCH_LIMITS_INIT;
@@ -249,7 +270,7 @@ Peaks measure_peaks(lla_context* context, lm::Threads& threads, const Settings& 
   Peaks p;
   p.multiply_add = measure_multiply_add_peak(threads, isa, seconds);
   p.projection = 2.0 * kSize * kSize * kSize / measure_projection(context, s.dtype, kSize, kSize, kSize, seconds).fastest;
-  p.memory = measure_memory_peak(threads, seconds);
+  p.memory = measure_memory_peak(threads, isa, seconds);
   return p;
 }
 

@@ -12,6 +12,6 @@ namespace bench {
 // set of that name (LLA_CONTEXT_ISA_NAME); 0 if this program has no such loop.
 double measure_multiply_add_peak(lm::Threads& threads, const std::string& isa, double seconds);
 // Bytes per second of a loop that all threads run over memory far larger than the caches.
-double measure_memory_peak(lm::Threads& threads, double seconds);
+double measure_memory_peak(lm::Threads& threads, const std::string& isa, double seconds);
 
 }  // namespace bench

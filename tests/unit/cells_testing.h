@@ -360,7 +360,7 @@ struct RandomCall {
              const std::vector<lla_role>& without = {})
       : rows(row_count) {
     LayerRules rules;
-    fill_rules(layer, &rules);
+    fill_rules(layer.description, &rules);
     Random random(seed);
     const auto wanted = [&](lla_role role) { return std::find(without.begin(), without.end(), role) == without.end(); };
     for (int i = 0; i < rules.io_count; ++i) {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CPU kernels of the parts against the reference backend, for every instruction set of this CPU: slack rows, strided rows
-// between NaN, tensors [B, T, ...], several types, and bits against other splits.
+// The CPU kernels of the parts against the reference backend, for every instruction set of this CPU: slack rows, strided
+// rows between NaN, tensors [B, T, ...], several types, and bits against other splits.
+#include "cpu/projection_tiles.h"
 #include "cpu_parts_testing.h"
+#include "tests/unit/tiles_testing.h"
 
 namespace lla {
 namespace {
@@ -93,6 +95,60 @@ TEST_P(PartsTest, ProjectionOfARowDoesNotDependOnTheBatch) {
       run(*kernel, &q, one.limits());
       ASSERT_EQ(0, std::memcmp(q.y.at(0, 2, 0), p.y.at(0, row, 0), static_cast<size_t>(outputs) * sizeof(float))) << row;
     }
+  }
+}
+
+// The product on tiles (in software) against the reference, and a row's bits alone and in a batch.
+TEST(TiledProjection, MatchesReference) {
+  Kernel kernel = cpu::kTiledProjection;
+  kernel.run = [](const void* p, const Limits& limits, const Scratch& scratch, int32_t phase, int64_t task) {
+    const auto& software = cpu::tiles_testing::kSoftwareTiles;
+    cpu::TiledProjection::run(cpu::simd(LLA_ISA_DEFAULT), software, p, limits, scratch, phase, task);
+  };
+  for (const Batch& batch : batches()) {
+    for (const auto& [inputs, outputs] : {std::pair<int64_t, int64_t>{32, 16}, {96, 21}, {160, 135}}) {
+      for (const int32_t result : {LLA_F32, LLA_BF16}) {
+        Parts parts(batch);
+        Projection problem[2];
+        Projection& p = problem[kCpu];
+        p.inputs = inputs;
+        p.outputs = outputs;
+        p.batch = batch.view();
+        p.x = parts.in(1, inputs, LLA_BF16);
+        p.weight = parts.in_weight(outputs, inputs, LLA_BF16);
+        if (outputs > 16) p.bias = parts.in_weight(1, outputs, LLA_F32);
+        problem[kReference] = p;
+        parts.out(&p.y, &problem[kReference].y, 1, outputs, result, false);
+        ASSERT_TRUE(cpu::TiledProjection::accepts(&p));
+        run(kernel, &p, batch.limits());
+        run(*find_kernel(reference_backend(), Op::ProjectionForward, &problem[kReference]), &problem[kReference],
+            batch.limits());
+        parts.compare(4e-6, "tiled projection");
+        const auto first = parts.results();
+        parts.reset_results();
+        run(kernel, &p, batch.limits(), Order::Backward);
+        ASSERT_TRUE(parts.results() == first);
+      }
+    }
+  }
+  const Batch many = packed({70, 3, 64}), one = packed({1});
+  Parts parts(many), alone(one);
+  Projection p;
+  p.inputs = 512;
+  p.outputs = 100;
+  p.batch = many.view();
+  p.x = parts.in(1, p.inputs, LLA_BF16);
+  p.weight = parts.in_weight(p.outputs, p.inputs, LLA_BF16);
+  View unused;
+  parts.out(&p.y, &unused, 1, p.outputs, LLA_F32, false);
+  run(kernel, &p, many.limits());
+  Projection q = p;
+  q.batch = one.view();
+  alone.out(&q.y, &unused, 1, p.outputs, LLA_F32, false);
+  for (const int64_t row : {2, 60, 71, 72, 138}) {
+    q.x.data = p.x.at(0, row - 2, 0);
+    run(kernel, &q, one.limits());
+    ASSERT_EQ(0, std::memcmp(q.y.at(0, 2, 0), p.y.at(0, row, 0), static_cast<size_t>(p.outputs) * sizeof(float))) << row;
   }
 }
 

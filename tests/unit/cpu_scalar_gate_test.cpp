@@ -8,9 +8,11 @@
 #include <memory>
 
 #include "cpu/mixers.h"
+#include "cpu/scalar_gate.h"
 #include "lla/context.h"
 #include "tests/unit/golden.h"
 #include "tests/unit/mixer_testing.h"
+#include "tests/unit/tiles_testing.h"
 
 namespace {
 
@@ -22,12 +24,52 @@ using Values = std::map<std::string, std::vector<double>>;
 struct Kernels {
   std::string name;
   const Kernel *forward, *backward;
+  const Kernel *forward_on_tiles = nullptr, *backward_on_tiles = nullptr;  // take some problems before the others do
+
+  const Kernel& forward_of(const MixerForward& p) const {
+    return forward_on_tiles && forward_on_tiles->accepts(&p) ? *forward_on_tiles : *forward;
+  }
+  const Kernel& backward_of(const MixerBackward& p) const {
+    return backward_on_tiles && backward_on_tiles->accepts(&p) ? *backward_on_tiles : *backward;
+  }
 };
 
+// The last two are forward and backward of any problem.
 Kernels cpu_kernels(int isa) {
   int64_t count = 0;
   const Kernel* k = cpu::scalar_gate_kernels(isa, &count);
-  return Kernels{isa_name(isa), k, k + 1};
+  Kernels kernels{isa_name(isa), k + count - 2, k + count - 1};
+  if (count > 2) {
+    kernels.forward_on_tiles = k;
+    kernels.backward_on_tiles = k + 1;
+  }
+  return kernels;
+}
+
+// On tiles in software.
+Kernels tile_kernels() {
+  using namespace cpu::scalar_gate;
+  static constexpr const cpu::Tiles* kTiles = &cpu::tiles_testing::kSoftwareTiles;
+  Kernels kernels = cpu_kernels(cpu_isa());
+  static Kernel forward = *kernels.forward, backward = *kernels.backward;
+  forward.accepts = [](const void* p) { return accepts_tiles(*static_cast<const MixerForward*>(p)); };
+  forward.measure = [](const void* p, const Limits& limits, Need* need) {
+    measure_forward(*static_cast<const MixerForward*>(p), limits, true, need);
+  };
+  forward.run = [](const void* p, const Limits& limits, const Scratch& scratch, int32_t phase, int64_t task) {
+    run_forward(cpu::simd(LLA_ISA_DEFAULT), kTiles, *static_cast<const MixerForward*>(p), limits, scratch, phase, task);
+  };
+  backward.accepts = [](const void* p) { return accepts_tiles(*static_cast<const MixerBackward*>(p)); };
+  backward.measure = [](const void* p, const Limits& limits, Need* need) {
+    measure_backward(*static_cast<const MixerBackward*>(p), limits, true, need);
+  };
+  backward.run = [](const void* p, const Limits& limits, const Scratch& scratch, int32_t phase, int64_t task) {
+    run_backward(cpu::simd(LLA_ISA_DEFAULT), kTiles, *static_cast<const MixerBackward*>(p), limits, scratch, phase, task);
+  };
+  kernels.name += " with tiles";
+  kernels.forward_on_tiles = &forward;
+  kernels.backward_on_tiles = &backward;
+  return kernels;
 }
 
 std::vector<int> isas() {
@@ -138,8 +180,9 @@ Values run_case(const Kernels& kernels, const Case& c) {
   const bool save = c.save && kernels.forward->saved_bytes;
   Buffer saved(save ? kernels.forward->saved_bytes(&forward, limits) : 0);
   if (save) forward.saved = saved.data();
-  EXPECT_TRUE(kernels.forward->accepts(&forward));
-  run_kernel(*kernels.forward, &forward, limits, c.reverse_tasks);
+  const Kernel& kernel = kernels.forward_of(forward);
+  EXPECT_TRUE(kernel.accepts(&forward));
+  run_kernel(kernel, &forward, limits, c.reverse_tasks);
 
   MixerBackward backward = backward_problem(shape, t, sequences);
   for (View* v : {&backward.dq, &backward.dk, &backward.dv, &backward.dgate, &backward.dwrite, &backward.dlambda}) {
@@ -150,8 +193,9 @@ Values run_case(const Kernels& kernels, const Case& c) {
     backward.gradient = gradient.memory;
   }
   if (save) backward.saved = saved.data();
-  EXPECT_TRUE(kernels.backward->accepts(&backward));
-  run_kernel(*kernels.backward, &backward, limits, c.reverse_tasks);
+  const Kernel& back = kernels.backward_of(backward);
+  EXPECT_TRUE(back.accepts(&backward));
+  run_kernel(back, &backward, limits, c.reverse_tasks);
 
   Values out;
   out["y"] = t.y.values();
@@ -262,6 +306,42 @@ TEST(CpuScalarGate, MatchesReference) {
   std::printf("worst error: forward %.2g, backward %.2g\n", g_worst_forward, g_worst_backward);
 }
 
+std::vector<Case> tile_cases() {
+  std::vector<Case> cases;
+  for (const Case& random : random_cases(60, 23)) {
+    Case c = random;
+    c.shape.key_dim = 32 + 32 * (c.shape.key_dim % 4);
+    c.shape.value_dim = 16 + 16 * (c.shape.value_dim % 5);
+    if (c.shape.grain < 16) continue;
+    c.shape.grain = c.shape.grain == 16 ? 32 : 64;
+    if (c.shape.levels > 0 && !c.shape.absorb) c.shape.levels += 2;
+    c.inputs.dtype = LLA_BF16;
+    cases.push_back(c);
+  }
+  return cases;
+}
+
+TEST(CpuScalarGate, Tiles) {
+  const Kernels reference = reference_kernels();
+  std::vector<Kernels> all = {tile_kernels()};
+  if (cpu_kernels(cpu_isa()).forward_on_tiles) all.push_back(cpu_kernels(cpu_isa()));  // this CPU has them
+  const std::vector<Case> cases = tile_cases();
+  ASSERT_GT(cases.size(), 15u);
+  g_worst_forward = 0;
+  for (const Case& c : cases) {
+    const Values want = run_case(reference, c);
+    for (const Kernels& tiles : all) {
+      const Values got = run_case(tiles, c);
+      expect_near(got, want, 3e-6, 2e-5, tiles.name + ": " + describe(cpu_isa(), c));
+      Case saving = c;
+      saving.save = saving.reverse_tasks = true;
+      expect_same(run_case(tiles, saving), got, "saved, " + tiles.name + ": " + describe(cpu_isa(), c));
+    }
+    if (HasFailure()) return;
+  }
+  std::printf("worst error: forward %.2g\n", g_worst_forward);
+}
+
 TEST(CpuScalarGate, LongGrain) {
   const Kernels reference = reference_kernels();
   for (int64_t grain : {128, 256}) {
@@ -317,7 +397,7 @@ Values in_pieces(const Kernels& kernels, const MixerShape& shape, Tensors& t, co
     const std::vector<Sequence> sequences = {append.sequence};
     MixerForward p = forward_problem(shape, t, sequences);
     p.state = memory.memory;
-    run_kernel(*kernels.forward, &p, limits_of(sequences, rows));
+    run_kernel(kernels.forward_of(p), &p, limits_of(sequences, rows));
     image = append.after;
     row = end;
   }

@@ -2,22 +2,18 @@
 // Times the operators of ggml's CPU backend that do what the linear mixers do: ssm_scan and gated_delta_net. Prints JSON.
 #include "ggml.h"
 
-#include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
 #include <string>
 #include <vector>
 
 #include "ggml-cpu.h"
+#include "timing.h"
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 uint64_t random_state = 88172645463325252u;
 float random_unit() {  // [0, 1)
@@ -36,12 +32,6 @@ ggml_tensor* tensor(ggml_context* context, std::vector<int64_t> shape, float low
 }
 
 int64_t number(const char* text) { return std::strtoll(text, nullptr, 10); }
-
-double processor_seconds() {
-  timespec t{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
 
 }  // namespace
 
@@ -89,26 +79,15 @@ int main(int argc, char** argv) {
   ggml_cplan plan = ggml_graph_plan(graph, threads, pool);
   std::vector<uint8_t> work(plan.work_size);
   plan.work_data = work.data();
-  for (int i = 0; i < 3; ++i) ggml_graph_compute(graph, &plan);
-  std::vector<double> times;
-  double processor = 1e9;
-  const Clock::time_point start = Clock::now();
-  while (times.size() < 5 || std::chrono::duration<double>(Clock::now() - start).count() < seconds) {
-    const double processor_begin = processor_seconds();
-    const Clock::time_point begin = Clock::now();
-    ggml_graph_compute(graph, &plan);
-    times.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
-    processor = std::min(processor, processor_seconds() - processor_begin);
-  }
-  std::sort(times.begin(), times.end());
+  const bench::Timing time = bench::measure(seconds, [&] { ggml_graph_compute(graph, &plan); });
   double sum = 0;
   const float* y = ggml_get_data_f32(out);
   for (int64_t i = 0; i < heads * dv * tokens; ++i) sum += static_cast<double>(y[i]);
   std::printf(
-      "{\"peer\": \"ggml\", \"operator\": \"%s\", \"tokens\": %lld, \"heads\": %lld, \"threads\": %d, \"runs\": %zu, "
+      "{\"peer\": \"ggml\", \"operator\": \"%s\", \"tokens\": %lld, \"heads\": %lld, \"threads\": %d, \"runs\": %lld, "
       "\"median_seconds\": %.9f, \"fastest_seconds\": %.9f, \"processor_seconds\": %.9f, \"sum\": %.6g}\n",
-      argv[1], static_cast<long long>(tokens), static_cast<long long>(heads), threads, times.size(), times[times.size() / 2],
-      times.front(), processor, sum);
+      argv[1], static_cast<long long>(tokens), static_cast<long long>(heads), threads, static_cast<long long>(time.runs),
+      time.median, time.fastest, time.processor, sum);
   ggml_threadpool_free(pool);
   ggml_free(context);
   return std::isfinite(sum) ? 0 : 1;

@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times oneDNN's product y [m][n] = x [m][k] W^T, W [n][k] as it is laid out by a caller, or reordered once as oneDNN likes
 // it ("any"). Prints JSON.
-#include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
 #include <oneapi/dnnl/dnnl.hpp>
-#include <vector>
+
+#include "timing.h"
 
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using dnnl::memory;
 
 void fill(memory& m, memory::data_type type, int64_t count) {
@@ -30,12 +27,6 @@ void fill(memory& m, memory::data_type type, int64_t count) {
       static_cast<uint16_t*>(m.get_data_handle())[i] = static_cast<uint16_t>(bits >> 16);
     }
   }
-}
-
-double processor_seconds() {
-  timespec t{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
 }  // namespace
@@ -65,23 +56,13 @@ int main(int argc, char** argv) {
     product.execute(stream, {{DNNL_ARG_SRC, x}, {DNNL_ARG_WEIGHTS, packed}, {DNNL_ARG_DST, y}});
     stream.wait();
   };
-  for (int i = 0; i < 3; ++i) run();
-  std::vector<double> times;
-  double processor = 1e9;
-  const Clock::time_point start = Clock::now();
-  while (times.size() < 5 || std::chrono::duration<double>(Clock::now() - start).count() < seconds) {
-    const double processor_begin = processor_seconds();
-    const Clock::time_point begin = Clock::now();
-    run();
-    times.push_back(std::chrono::duration<double>(Clock::now() - begin).count());
-    processor = std::min(processor, processor_seconds() - processor_begin);
-  }
-  std::sort(times.begin(), times.end());
+  const bench::Timing time = bench::measure(seconds, run);
   std::printf(
       "{\"peer\": \"onednn\", \"kernel\": \"%s\", \"dtype\": \"%s\", \"m\": %lld, \"n\": %lld, \"k\": %lld, "
-      "\"weights\": \"%s\", \"runs\": %zu, \"median_seconds\": %.9f, \"fastest_seconds\": %.9f, \"processor_seconds\": "
+      "\"weights\": \"%s\", \"runs\": %lld, \"median_seconds\": %.9f, \"fastest_seconds\": %.9f, \"processor_seconds\": "
       "%.9f, \"gflops\": %.1f}\n",
       pd.impl_info_str(), argv[1], static_cast<long long>(m), static_cast<long long>(n), static_cast<long long>(k), argv[5],
-      times.size(), times[times.size() / 2], times.front(), processor, 2e-9 * m * n * k / times[times.size() / 2]);
+      static_cast<long long>(time.runs), time.median, time.fastest, time.processor,
+      2e-9 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k) / time.median);
   return 0;
 }

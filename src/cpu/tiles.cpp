@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tiles of x86 CPUs (AMX): what they are told, and whether a process may use them.
+#include "cpu/tiles.h"
+
+#include "cpu/tiles_product.h"
+#include "plugin/backend.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/tiles.cpp"
+#include "cpu/simd_highway.h"
+#include "hwy/foreach_target.h"
+#include "hwy/highway.h"
+
+#if LLA_HAS_TILES && HWY_TARGET == HWY_AVX3
+HWY_BEFORE_NAMESPACE();
+#include "cpu/simd_functions.h"
+#include "cpu/tiles_packing.h"
+namespace lla::cpu::HWY_NAMESPACE {
+namespace {
+
+// All eight tiles: 16 rows of 64 bytes.
+struct alignas(64) Configuration {
+  uint8_t palette = 1, start_row = 0, reserved[14] = {};
+  uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+constexpr Configuration kConfiguration;
+
+LLA_TILE_CODE void begin_tiles() { asm volatile("ldtilecfg %0" : : "m"(kConfiguration)); }
+LLA_TILE_CODE void end_tiles() { asm volatile("tilerelease"); }
+
+struct Unit {
+  template <int kTile>
+  LLA_TILE_CODE static void zero() {
+    asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
+  }
+  template <int kTile>
+  LLA_TILE_CODE static void load(const void* from, int64_t row_distance) {
+    asm volatile("tileloadd (%1,%2,1), %%tmm%c0" : : "i"(kTile), "r"(from), "r"(row_distance) : "memory");
+  }
+  template <int kTile>
+  LLA_TILE_CODE static void store(void* to, int64_t row_distance) {
+    asm volatile("tilestored %%tmm%c0, (%1,%2,1)" : : "i"(kTile), "r"(to), "r"(row_distance) : "memory");
+  }
+  template <int kSum, int kLeft, int kRight>
+  LLA_TILE_CODE static void multiply() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kLeft), "i"(kRight));
+  }
+};
+
+constexpr Tiles kTiles = {begin_tiles, end_tiles, tiled_product<Unit>, split_rows, pack_pairs, split_pack_pairs};
+
+}  // namespace
+
+const Tiles* tiles_table() { return &kTiles; }
+
+}  // namespace lla::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif
+
+#if HWY_ONCE
+#include "lla/context.h"
+
+#if LLA_HAS_TILES && defined(__linux__) && (HWY_TARGETS & HWY_AVX3)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace lla::cpu {
+namespace {
+
+bool may_use_tiles() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (cpu_isa() != LLA_ISA_AVX512 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+  constexpr unsigned kTilesForBf16 = 1u << 22 | 1u << 24;
+  if ((d & kTilesForBf16) != kTilesForBf16) return false;
+  // Linux saves the tiles of processes that asked for it. It refuses where a thread's signal stack would be too small.
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+}  // namespace
+
+const Tiles* tiles() {
+  static const bool usable = may_use_tiles();
+  return usable ? N_AVX3::tiles_table() : nullptr;
+}
+
+}  // namespace lla::cpu
+#else
+namespace lla::cpu {
+
+const Tiles* tiles() { return nullptr; }
+
+}  // namespace lla::cpu
+#endif
+#endif
