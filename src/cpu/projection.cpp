@@ -199,9 +199,9 @@ struct BackwardDriver {
     fill(a.tile, outputs * inputs, 0);
     for (int64_t begin = 0; begin < numbers; begin += kDepth) {
       const int64_t end = least(numbers, begin + kDepth);
-      const int64_t rows = gather(simd, p.batch, p.dy, begin, end, output, outputs, a.left);
-      gather(simd, p.batch, p.x, begin, end, input, inputs, a.right);
-      simd.outer_product(outputs, inputs, rows, a.left, 1, outputs, a.right, inputs, a.tile, inputs, true);
+      const Operand dy = rows_of(simd, p.batch, p.dy, begin, end, output, outputs, a.left);
+      const Operand x = rows_of(simd, p.batch, p.x, begin, end, input, inputs, a.right);
+      simd.outer_product(outputs, inputs, dy.rows, dy.data, 1, dy.stride, x.data, x.stride, a.tile, inputs, true);
     }
     for (int64_t o = 0; o < outputs; ++o) store_weight(simd, p.dweight, output + o, input, inputs, a.tile + o * inputs);
   }
