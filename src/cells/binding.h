@@ -22,17 +22,9 @@ struct Tensors {
 
 // Everything that one call reads and writes.
 struct CallTensors {
-  struct ForwardOnly {};
-  constexpr CallTensors() : output_gradients(), gradients() {}
-  explicit CallTensors(ForwardOnly) {}  // without the gradients, which a decode step has no time to clear
-
-  Tensors values;  // inputs, weights and, for forward, outputs
-  union {
-    Tensors output_gradients;  // backward: by role of the output
-  };
-  union {
-    Tensors gradients;  // backward: by role of the input or weight
-  };
+  Tensors values;            // inputs, weights and, for forward, outputs
+  Tensors output_gradients;  // backward: by role of the output
+  Tensors gradients;         // backward: by role of the input or weight
 };
 
 // `memory`: of this layer in the batch's state, or null. Nothing is written but `tensors`.

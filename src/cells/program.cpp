@@ -210,7 +210,7 @@ lla_status measure_saved(const Layer& layer, const Limits& limits, size_t* bytes
 lla_status prepare_forward(const Layer& layer, const lla_forward_args& arguments, Batch* batch, State* state,
                            Program** program, lla_error* error) noexcept {
   Builder measured(layer, batch->limits);
-  CallTensors call{CallTensors::ForwardOnly()};
+  CallTensors call;
   LLA_TRY(check_forward(layer, arguments, *batch, state, &measured, &call, error));
   Program* placed = place_program(arguments.workspace);
   Builder b(layer, *batch, arguments.layer_index, placed);
@@ -242,7 +242,7 @@ lla_status run_forward(const Layer& layer, const lla_forward_args& arguments, Ba
     return run_program(*layer.context, program, error);
   }
   Builder measured(layer, batch->limits);
-  CallTensors call{CallTensors::ForwardOnly()};
+  CallTensors call;
   LLA_TRY(check_forward(layer, arguments, *batch, state, &measured, &call, error));
   Builder b(layer, *batch, arguments.layer_index, measured, arguments.workspace, arguments.stream);
   if (measured.saved_bytes() > 0) b.saved_out = arguments.saved;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Registers, spills and stack of the Hopper kernels, as ptxas gave them when they were built (keep_ptxas), against those on
-record (budgets.txt): no kernel may spill more, nor take more of what it starts with, unnoticed.
+record (budgets.txt): no kernel may spill much more, nor take many more of what it starts with, unnoticed.
 
   budgets.py BUILD_FOLDER            compares
   budgets.py --write BUILD_FOLDER    puts what was built on record
@@ -15,6 +15,7 @@ import re
 import sys
 
 MOST_SPILL = 256  # bytes, of any kernel and compiler
+SLACK = 32  # bytes that a kernel may spill more: a change of a header elsewhere moves it by a register or two
 
 
 def kernels_of(folder):
@@ -78,9 +79,9 @@ def main():
         before = on_record.get(name)
         if before is None:
             faults.append(f"{name}: not on record")
-        elif same and (stores, loads) > before[2:]:
+        elif same and (stores > before[2] + SLACK or loads > before[3] + SLACK):
             faults.append(f"{name}: spills {stores} and {loads} bytes, on record {before[2]} and {before[3]}")
-        elif same and (registers > before[0] or stack > before[1]):
+        elif same and (registers > before[0] + 8 or stack > before[1] + SLACK):
             faults.append(f"{name}: {registers} registers and {stack} bytes of stack, on record {before[0]} and {before[1]}")
         if stores > MOST_SPILL:
             faults.append(f"{name}: spills {stores} bytes")
