@@ -17,7 +17,7 @@ bool has_state(const MixerForward& p) { return p.state.nodes.base || p.state.tai
 
 // Of a call with a state: whether a sequence may take a sweep, and states have whole chunks of the sums' size.
 bool may_sweep(const MixerForward& p) {
-  return p.q.dtype == LLA_BF16 && p.batch.most_rows >= kSweepRows && p.shape.grain % kHalf == 0 && p.shape.key_dim <= kMostKeyDim;
+  return p.batch.most_rows >= kSweepRows && p.shape.grain % kHalf == 0 && p.shape.key_dim <= kMostKeyDim;
 }
 
 // Piece by piece of dk, the later ones added to y.

@@ -175,7 +175,7 @@ int32_t launch_sweep(const MixerForward& p, bool routes, char* scratch, void* st
   in.routes = routes;
   in.tiles = tiles_of(shape);
   if (routes) {
-    in.route = sweep_routes(shape, p.state);
+    in.route = sweep_routes(shape, p.state, p.q.dtype);
     in.state = p.state;
     in.grain_shift = bits(shape.grain) - 1 - kBlockLog;
     in.apart = linear ? 0 : std::min(shape.separate_levels() + in.grain_shift, 31);

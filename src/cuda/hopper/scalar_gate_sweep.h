@@ -8,10 +8,11 @@
 
 #include "core/checked.h"
 #include "cuda/common/element.h"
+#include "cuda/common/reduce.h"
 #include "cuda/common/scalar_gate_routes.h"
+#include "cuda/common/units.h"
 #include "cuda/hopper/matrix_copy.h"
 #include "cuda/hopper/mbarrier.h"
-#include "cuda/hopper/scalar_gate_units.h"
 #include "cuda/hopper/swizzle.h"
 #include "cuda/hopper/tma.h"
 #include "plugin/backend.h"
@@ -46,7 +47,7 @@ struct Tables {
   float newer[kMostLevels];  // of an entry, to the block's start
 };
 
-// fp16 (scalar_gate_units.h), behind that: a block's write strengths are below 2^`fold`, and so are the factors of its rows.
+// fp16 (common/units.h), behind that: a block's write strengths are below 2^`fold`, and so are the factors of its rows.
 struct Units {
   float row[kBlock];  // of a row's sums
   float sum;          // of the sums of the node that the block makes: 2^fold
@@ -246,9 +247,7 @@ struct LinearState {
       for (int i = static_cast<int>(threadIdx.x) % 32; i < rows * kColumns; i += 32)
         most = fmaxf(most, fabsf(get(i / kColumns, i % kColumns)));
     }
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, d));
-    return most;
+    return warp_max(most);
   }
 };
 

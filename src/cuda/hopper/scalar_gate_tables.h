@@ -223,9 +223,7 @@ __device__ __forceinline__ void choose_units(const Factors<kWide>& factors, cons
     most = fmaxf(most, fabsf(write[i]));
     if (writes) most = fmaxf(most, fabsf(factors.write.read(row.other_write[i])));
   }
-#pragma unroll
-  for (int d = 16; d > 0; d /= 2) most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, d));
-  *fold = exponent_above(most);
+  *fold = exponent_above(warp_max(most));
   // Of a row, that of its largest λ inside the block, and four more: scores that large have room.
   constexpr int kRoom = 4;
 #pragma unroll

@@ -150,7 +150,7 @@ struct Inputs {
         lambda(p.lambda),
         state(p.state),
         geometry(p.shape, p.state),
-        routes(sweep_routes(p.shape, p.state)) {
+        routes(sweep_routes(p.shape, p.state, p.k.dtype)) {
     most_entries = geometry.most_entries(shape, batch.most_length, batch.most_rows);
     const int64_t most_rows = batch.most_rows + shape.grain - 1;  // with those of the tail
     geometry.slots.most = most_rows >> geometry.chunk.rows_log;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalar gate on Hopper in fp16, whose numbers end at 65504 and lose bits below 6e-5: sums of many rows are kept in units, powers
+// Sums of fp16 numbers, which end at 65504 and lose bits below 6e-5: where a sum of many rows is stored in fp16, it is in units, powers
 // of two that follow from the factors alone. With W, the sum of the weights with which a sum takes its rows in, and a unit of at
 // least W, nothing in the sum is larger than the largest product of two elements, and it shrinks no further than an average does.
 #pragma once
 
 #include "cuda/common/platform.h"
 
-namespace lla::cuda::hopper {
+namespace lla::cuda {
 
 constexpr int kLeastExponent = -40, kMostExponent = 60;
 
@@ -20,4 +20,4 @@ __device__ __forceinline__ float power_of_two(int exponent) {
   return __uint_as_float(static_cast<uint32_t>(exponent + 127) << 23);
 }
 
-}  // namespace lla::cuda::hopper
+}  // namespace lla::cuda
