@@ -15,7 +15,8 @@ namespace lla::cuda::scalar_gate::half_step {
 constexpr int kPartBytes = 2048, kSlotBytes = kWarps * kPartBytes;
 constexpr int kSlots = 6, kFoldSlots = 3;  // a step that completes a chunk makes its content in the place of the last ones
 using Content = ContentShared<false>;
-constexpr int kFoldBytes = kFoldSlots * kSlotBytes + static_cast<int>(max(sizeof(Content), sizeof(ExactContent)));
+static_assert(sizeof(ExactContent) <= sizeof(Content), "it stands in the same place");
+constexpr int kFoldBytes = kFoldSlots * kSlotBytes + static_cast<int>(sizeof(Content));
 constexpr int kRingBytes = kSlots * kSlotBytes > kFoldBytes ? kSlots* kSlotBytes : kFoldBytes;
 // There: the chunk's values times their factors, and 64 columns of its keys, twice; all as a slot has the values.
 constexpr int kFactored = kFoldSlots * kSlotBytes, kKeys = kFactored + kSlotBytes;
