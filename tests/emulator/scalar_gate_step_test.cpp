@@ -24,10 +24,10 @@ Case make_case(MixerShape shape, std::vector<Part> parts, int32_t node_dtype = L
   return c;
 }
 
-// The same in another 2-byte type.
+// The same with rows of another 2-byte type.
 Case in_type(Case c, int32_t dtype) {
   c.inputs.dtype = dtype;
-  for (int32_t* type : {&c.node_dtype, &c.tail_dtype, &c.factor_dtype}) {
+  for (int32_t* type : {&c.tail_dtype, &c.factor_dtype}) {
     if (*type == LLA_BF16) *type = dtype;
   }
   return c;
@@ -119,7 +119,7 @@ TEST(ScalarGateStep, UnalignedRows) {
 
 // Of rows, and of nodes.
 constexpr std::array<int32_t, 2> kTypes[] = {
-    {LLA_BF16, LLA_BF16}, {LLA_BF16, LLA_F32}, {LLA_F16, LLA_F16}, {LLA_F16, LLA_F32}};
+    {LLA_BF16, LLA_BF16}, {LLA_BF16, LLA_F32}, {LLA_F16, LLA_BF16}, {LLA_F16, LLA_F32}};
 
 // y of some rows of one sequence, appended in pieces that end at the given rows.
 std::vector<double> rows_of(const MixerShape& shape, Tensors& t, Memory& memory, SlotImage image,

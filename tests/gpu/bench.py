@@ -260,13 +260,13 @@ class Bench:
         """T rows of B sequences with a state, the first ones or those after `past` others, and what is stored of them: the same
         plan again and again, never committed."""
         shape = SHAPES[mixer]
-        row = dict(kind="prefill", who="lla", case=f"{mixer}-{'linear' if linear else 'log'}", B=B, T=T, past=past, nodes=self.options.rows,
+        row = dict(kind="prefill", who="lla", case=f"{mixer}-{'linear' if linear else 'log'}", B=B, T=T, past=past, nodes="bf16",
                    **shape)
         try:
             levels = 0 if linear else lla.levels_needed(past + T)
             layer = lla.mixer_layer(self.context, RULES[mixer], (shape["G"], shape["K"]), (shape["H"], shape["V"]), levels,
                                     mixer == "delta")
-            state = lla.State([layer], slots=B, max_length=past + T, node_dtype=self.half_type, tail_dtype=self.half_type)
+            state = lla.State([layer], slots=B, max_length=past + T, node_dtype=lla.BF16, tail_dtype=self.half_type)
             stream = lla.stream_of(self.device)
 
             def prepare(rows):
@@ -331,7 +331,7 @@ class Bench:
         shape, length = SHAPES[mixer], high
         H, G, K, V = (shape[n] for n in "HGKV")
         row = dict(kind="step", who="lla", case=f"{mixer}-{'linear' if linear else 'log'}", B=B, T=length, positions=[low, high],
-                   nodes="fp32" if dtype == lla.F32 else self.options.rows, **shape)
+                   nodes="fp32" if dtype == lla.F32 else "bf16", **shape)
         try:
             levels = 0 if linear else lla.levels_needed(length)
             layer = lla.mixer_layer(self.context, RULES[mixer], (G, K), (H, V), levels, mixer == "delta")
@@ -376,13 +376,13 @@ class Bench:
     def steps(self):
         for mixer in SHAPES:
             high = 131072
-            self.time_step(mixer, 64, high // 2, high - 1, self.half_type)
+            self.time_step(mixer, 64, high // 2, high - 1, lla.BF16)
             self.time_step(mixer, 64, high // 2, high - 1, lla.F32)
             self.time_step(mixer, 64, high // 2, high - 1, lla.F32, linear=True)
             for B in (1, 8, 256) if not self.options.quick else (1,):
-                self.time_step(mixer, B, high // 2, high - 1, self.half_type)
+                self.time_step(mixer, B, high // 2, high - 1, lla.BF16)
             for B in (1, 64):  # the row after which every level is merged
-                self.time_step(mixer, B, high - 1, high, self.half_type)
+                self.time_step(mixer, B, high - 1, high, lla.BF16)
             name, case = STEPS[mixer]
             for B in (1, 64) if self.tool is not None else ():
                 row = dict(kind="step", who=name, case=f"{mixer}-linear", B=B, nodes="fp32", **SHAPES[mixer])

@@ -16,7 +16,8 @@ struct SweepRoutes {
   int64_t border = 128;    // at multiples of this
 };
 
-// `dtype`: of rows, bf16 or fp16. Nodes of the history are multiplied as they are.
+// `dtype`: of rows, bf16 or fp16. Nodes of the history are multiplied as they are,
+// and none are fp16.
 inline SweepRoutes sweep_routes(const MixerShape& shape, const SlotMemory& state, int32_t dtype) {
   return {shape.levels == 0 || state.node_layout.dtype == dtype, shape.grain > 128 ? shape.grain : 128};
 }

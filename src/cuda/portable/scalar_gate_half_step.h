@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps (scalar_gate_step.cu) where queries, keys, values and tails are bf16, or all are fp16, and everything lies in whole
 // pieces of 16 bytes: few instructions, since a step is as fast as they let the nodes be read. A warp works on rows of its own,
-// of the tail and of all nodes: it copies them through slots of its own of a ring and multiplies them by tensor cores, fp32
+// of the tail and of all nodes, which are bf16 or fp32: it copies them through slots of its own of a ring and multiplies them by tensor cores, fp32
 // nodes aside. Scores stay in the registers that the product with the values wants. For the files that have one type's kernels.
 #pragma once
 
@@ -18,10 +18,6 @@ using namespace half_step;
 template <int32_t kDtype>
 __device__ __forceinline__ float from_half(unsigned bits) {
   return kDtype == LLA_BF16 ? from_bf16(bits) : from_f16(bits);
-}
-template <int32_t kDtype>
-__device__ __forceinline__ unsigned to_half(float x) {
-  return kDtype == LLA_BF16 ? to_bf16(x) : to_f16(x);
 }
 template <int32_t kDtype>
 __device__ __forceinline__ unsigned pair_of(float low, float high) {
@@ -99,7 +95,7 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
         copy_keys(k0 + 128, kKeys + k0 / 64 % 2 * kSlotBytes);
       }
     }
-    unsigned q[2] = {};
+    unsigned q[2] = {}, q_rest[2] = {};  // fp16: as two bf16 numbers each, which is exact
     float factor[kWide ? 4 : 1][kRows];
     if constexpr (kWide) {
 #pragma unroll
@@ -110,6 +106,15 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
     } else if (mine) {
       const unsigned short* from = query + lane / 4 % kRows * dim + k0 + warp * kTileRows + 2 * (lane % 4);
       if (lane / 4 < kRows) q[0] = load_pair(from, 0, true), q[1] = load_pair(from, 8, true);
+      if constexpr (kDtype == LLA_F16) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          const float2 x = numbers_of<LLA_F16>(q[n]);
+          q[n] = bf16_pair(x.x, x.y);
+          const float2 taken = numbers_of<LLA_BF16>(q[n]);
+          q_rest[n] = bf16_pair(x.x - taken.x, x.y - taken.y);
+        }
+      }
     }
 #pragma unroll 1
     for (int node = 0; node < ring.count && mine; ++node) {
@@ -137,7 +142,8 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
           unsigned a[4];
           float c[4] = {};
           load_transposed(a, (place + slot) ^ (32 * m));
-          multiply_half<kDtype>(c, a, q[0], q[1]);
+          multiply_half<LLA_BF16>(c, a, q[0], q[1]);
+          if constexpr (kDtype == LLA_F16) multiply_half<LLA_BF16>(c, a, q_rest[0], q_rest[1]);
           sums.add(m, c, even, odd);
         }
       }
@@ -160,7 +166,7 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
               const unsigned pair = get_word(((ring.part + slot + pair_place()) ^ (16 * n)) + 1024 * half);
               float(&x)[8] = merged[n / 2];
               float &even = x[n % 2 * 4 + 2 * half], &odd = x[n % 2 * 4 + 2 * half + 1];
-              const float2 numbers = numbers_of<kDtype>(pair);
+              const float2 numbers = numbers_of<LLA_BF16>(pair);
               even = fmaf(decay, numbers.x, even);
               odd = fmaf(decay, numbers.y, odd);
             }
@@ -187,8 +193,7 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
               for (int half = 0; half < 2; ++half)
                 *reinterpret_cast<unsigned*>(to + int64_t{k0 + warp * kTileRows + lane / 4 + 8 * half} * ring.row_bytes +
                                              (step.v0 + 8 * n + 2 * (lane % 4)) * 2) =
-                    to_half<kDtype>(merged[n / 2][n % 2 * 4 + 2 * half]) |
-                    to_half<kDtype>(merged[n / 2][n % 2 * 4 + 2 * half + 1]) << 16;
+                    to_bf16(merged[n / 2][n % 2 * 4 + 2 * half]) | to_bf16(merged[n / 2][n % 2 * 4 + 2 * half + 1]) << 16;
             }
           }
         });

@@ -462,7 +462,7 @@ bool takes_half_steps(const Inputs& in) {
   const int32_t dtype = in.k.dtype;
   if ((dtype != LLA_BF16 && dtype != LLA_F16) || in.q.dtype != dtype || in.v.dtype != dtype) return false;
   if (shape.key_dim % 32 != 0 || shape.value_dim % 8 != 0) return false;
-  if (in.state.nodes.base && in.state.node_layout.dtype != dtype && in.state.node_layout.dtype != LLA_F32) return false;
+  if (in.state.nodes.base && in.state.node_layout.dtype != LLA_BF16 && in.state.node_layout.dtype != LLA_F32) return false;
   if (in.state.tails.base && in.state.tail_layout.dtype != dtype) return false;
   return shape.heads <= kMostBlocks && shape.groups * tiles_of(shape.value_dim) <= kMostBlocksAcross;
 }
