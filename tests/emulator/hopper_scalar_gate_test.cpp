@@ -102,6 +102,12 @@ TEST_F(HopperScalarGate, SumsBeyondTheRangeOfRows) {
   check(c);
   c.shape.levels = 15;
   check(c);
+  // Scores beyond the range, too.
+  c.inputs.write_size = 1;
+  c.inputs.query_size = 1e4;
+  c.inputs.lift = 2;
+  c.shape.scale = 1e-5;
+  check(c);
 }
 
 // An empty past: the call begins within a block, at any node level.

@@ -336,7 +336,7 @@ struct Inputs {
   double hard = 0;     // share of gates that are -inf, -700 or 0 instead
   int64_t pad = 0;
   double lift = 0;  // added to keys and values, whose products then do not cancel
-  double write_size = 1, lambda_size = 1;
+  double query_size = 1, write_size = 1, lambda_size = 1;
 };
 
 inline Tensors random_tensors(Random& random, const MixerShape& s, int64_t rows, const Inputs& in) {
@@ -348,7 +348,7 @@ inline Tensors random_tensors(Random& random, const MixerShape& s, int64_t rows,
   t.v = Tensor(in.dtype, rows, s.heads, s.value_dim, in.pad);
   t.y = Tensor(in.dtype, rows, s.heads, s.value_dim, in.pad);
   t.dy = Tensor(in.dtype, rows, s.heads, s.value_dim, in.pad);
-  t.q.fill(normal);
+  t.q.fill([&] { return in.query_size * random.normal(); });
   t.k.fill([&] { return in.lift + k_size * random.normal(); });
   t.v.fill([&] { return in.lift + random.normal(); });
   t.dy.fill(normal);
