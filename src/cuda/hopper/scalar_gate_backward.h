@@ -5,6 +5,7 @@
 // level u = trailing ones of e: the last 2^u blocks with their decay to the end of e. Block c reads, for each set bit u of
 // c, the node that ends before block (c >> u) << u, if it is of this call. Kernels, in order:
 //   factors   scalar_gate_factors.cu          factors of the rows of each block and head, decays between nodes
+//   units     scalar_gate_backward_units.cu   fp16: units of nodes, their gradients and operands
 //   nodes     scalar_gate_block_nodes.cu      contents of all nodes
 //   readers   scalar_gate_node_readers.cu     gradient of each node from the rows that read it; linear, with what comes by
 //             scalar_gate_state_gradients.cu  later states of its segment
@@ -17,6 +18,7 @@
 // Flow: a read of source s by row t contributes dy_t . (weight v_s) to the gradient of every log gate between the two.
 #pragma once
 
+#include "cuda/hopper/scalar_gate_backward_units.h"
 #include "cuda/hopper/scalar_gate_sweep.h"
 
 namespace lla::cuda::hopper {
@@ -61,6 +63,7 @@ struct BackwardParameters {
   View gate, write, lambda;
   View dq, dk, dv, dgate, dwrite, dlambda;  // absent: not wanted
   bool linear = false;
+  bool f16 = false;       // rows and their gradients; else bf16
   bool dv_boxes = false;  // dv can be written by the copy engine
 
   int64_t places = 0;  // of blocks, of all sequences; some stay empty
@@ -81,7 +84,7 @@ struct BackwardParameters {
   char* factors_memory = nullptr;  // [slot] BlockFactors with λ
   float* totals = nullptr;         // [slot] log decay over the block; last, flow that crosses its end
   float* up = nullptr;             // [slot] decay from the end of the block's node to that of the node that takes it in
-  unsigned short* nodes_memory = nullptr;  // [slot][key_dim padded][64] bf16: the node that the block makes
+  unsigned short* nodes_memory = nullptr;  // [slot][key_dim padded][64]: the node that the block makes
   unsigned short* grads_memory = nullptr;  // the same of its gradient: from its readers, later in all
   float* reads = nullptr;                  // [slot][kMostEntries] flow of the block's reads of an entry
   // [place of the piece][level - kPieceLog - 1][head of the slice][64 * key_dim padded]: sums of the pieces of nodes of
@@ -95,6 +98,10 @@ struct BackwardParameters {
   float *dq_parts = nullptr, *dk_parts = nullptr;  // [part of the slice][place][128][key_dim padded]
   float *dq_sums = nullptr, *dk_sums = nullptr;    // [place][128][key_dim padded]: of the group's earlier slices
   bool adds = false;
+  // fp16 only.
+  BlockUnits* units = nullptr;               // [slot]
+  float *joins = nullptr, *downs = nullptr;  // [slot] `up` between the units of nodes, and of their gradients
+  BlockRange *head_ranges = nullptr, *group_ranges = nullptr;  // [slot]; [place][group of the slice]
   // Chained: [block of threads][128 * key_dim padded], in an order of the kernel's own.
   float *dq_chain = nullptr, *dk_chain = nullptr;
 
@@ -114,6 +121,12 @@ struct BackwardParameters {
   LLA_HOST_DEVICE int tasks_of_block(bool chained) const { return chained ? part_count / parts_of_group : part_count; }
   LLA_HOST_DEVICE int first_part(bool chained, int task) const { return part_begin + task * (chained ? parts_of_group : 1); }
   LLA_HOST_DEVICE int task_end(bool chained, int part) const { return part_end(chained ? part + parts_of_group - 1 : part); }
+  // Groups of which the slice has heads, and where the range of the one of a head lies.
+  LLA_HOST_DEVICE int first_group() const { return group_of(head_begin); }
+  LLA_HOST_DEVICE int group_count() const { return group_of(head_begin + head_count - 1) - first_group() + 1; }
+  LLA_HOST_DEVICE int64_t group_place(int64_t place, int group) const {
+    return place * group_count() + group - first_group();
+  }
   LLA_HOST_DEVICE int64_t slot(int64_t place, int i) const { return place * head_count + (i - head_begin); }
   LLA_HOST_DEVICE BlockFactors* factors(int64_t slot) const {
     return reinterpret_cast<BlockFactors*>(factors_memory + slot * factor_bytes);
@@ -222,6 +235,8 @@ __device__ __forceinline__ bool find_block(const BackwardParameters& in, int64_t
 }
 
 int32_t launch_factors(const BackwardParameters& in, void* stream);
+// fp16. After it, BlockFactors::newer of an entry is times the unit of the node.
+int32_t launch_backward_units(const BackwardParameters& in, const RangeViews& rows, void* stream);
 int32_t launch_block_nodes(const BackwardParameters& in, int key_dim, void* stream);
 int32_t launch_node_readers(const BackwardParameters& in, int key_dim, void* stream);
 int32_t launch_state_gradients(const BackwardParameters& in, int key_dim, void* stream);  // linear
@@ -233,6 +248,7 @@ int32_t launch_block_flows(const BackwardParameters& in, void* stream);  // dgat
 int32_t launch_part_sums(const BackwardParameters& in, const View& to, const float* parts, float* sums, int key_dim,
                          void* stream);
 int32_t load_factors();
+int32_t load_backward_units();
 int32_t load_block_nodes();
 int32_t load_node_readers();
 int32_t load_state_gradients();
