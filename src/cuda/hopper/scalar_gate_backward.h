@@ -53,6 +53,16 @@ struct BlockFactors {
   LLA_HOST_DEVICE const float* lambda(int level) const { return reinterpret_cast<const float*>(this + 1) + level * kBlock; }
 };
 
+// fp16, of a block and head: sums and maxima of magnitudes.
+struct FactorSums {
+  float fold_sum, fold_most;     // of write strengths, decayed to the block's end
+  float write_most, inner_most;  // of write strengths; of λ at levels within the block
+  float grad_bound;              // of the gradient of the block's node, from those who read it; linear: in all
+  float unused[3];
+  float read_sum[kMostEntries], read_most[kMostEntries];  // of what rows read the node of an entry with, but for its decay
+};
+static_assert(sizeof(FactorSums) <= kBlock * sizeof(float), "it lies in the place of row_reads");
+
 struct BackwardParameters {
   CUtensorMap q, k, v, dy;   // as in SweepParameters: boxes of 64 columns and 128 rows
   CUtensorMap nodes, grads;  // of the scratch below, as rows of 64 columns: boxes of 64 columns and key_dim (padded) rows
@@ -130,6 +140,10 @@ struct BackwardParameters {
   LLA_HOST_DEVICE int64_t slot(int64_t place, int i) const { return place * head_count + (i - head_begin); }
   LLA_HOST_DEVICE BlockFactors* factors(int64_t slot) const {
     return reinterpret_cast<BlockFactors*>(factors_memory + slot * factor_bytes);
+  }
+  // In the place of row_reads, which are written later.
+  LLA_HOST_DEVICE FactorSums* factor_sums(int64_t slot) const {
+    return reinterpret_cast<FactorSums*>(row_reads + slot * kBlock);
   }
   // [128]: flow of what others read of a row, in the place of factors that nobody needs after the readers of nodes.
   LLA_HOST_DEVICE float* row_others(int64_t slot) const { return factors(slot)->start; }

@@ -13,26 +13,31 @@ namespace {
 // ---- largest elements
 // ------------------------------------------------------------------------------------------------------
 
+constexpr int kMostKeyColumns = 128;
 constexpr int kRangeThreads = 256, kRangeWarps = kRangeThreads / 32;
 
-// Bits of the largest magnitude of this thread's eights of columns of a block's rows.
-__device__ __forceinline__ uint32_t largest_bits(const View& view, const BlockOfRows& block, int64_t head, int columns) {
-  constexpr int kAhead = 4;
-  const int chunks = columns / 8, count = (block.hi - block.lo) * chunks;
-  const char* from = static_cast<const char*>(view.at(0, block.row, head));
-  uint32_t low = 0, high = 0;
-#pragma unroll 1
-  for (int begin = static_cast<int>(threadIdx.x); begin < count; begin += kAhead * kRangeThreads) {
-    uint4 loaded[kAhead];
+// A thread's eights of columns of a block's rows: one of kChunks of a row, of rows that are a step apart.
+template <int kChunks>
+struct RangeRows {
+  static constexpr int kStep = kRangeThreads / kChunks, kCount = kBlock / kStep;
+  uint4 loaded[kCount];
+
+  __device__ __forceinline__ void load(const View& view, const BlockOfRows& block, int64_t head, int columns) {
+    const int chunk = static_cast<int>(threadIdx.x) % kChunks, first = static_cast<int>(threadIdx.x) / kChunks;
+    const char* from = static_cast<const char*>(view.at(0, block.row + first, head)) + 16 * chunk;
+    const int64_t step = 2 * kStep * view.row_stride;
 #pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
-      const int i = begin + j * kRangeThreads, r = i / chunks;
-      loaded[j] =
-          i < count ? *reinterpret_cast<const uint4*>(from + (block.lo + r) * (2 * view.row_stride) + 16 * (i - r * chunks))
-                    : make_uint4(0, 0, 0, 0);
+    for (int i = 0; i < kCount; ++i) {
+      const int r = first + kStep * i;
+      loaded[i] = r >= block.lo && r < block.hi && 8 * chunk < columns ? *reinterpret_cast<const uint4*>(from + i * step)
+                                                                       : make_uint4(0, 0, 0, 0);
     }
+  }
+  // Bits of the largest magnitude.
+  __device__ __forceinline__ uint32_t largest() const {
+    uint32_t low = 0, high = 0;
 #pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
+    for (int j = 0; j < kCount; ++j) {
       const uint32_t words[4] = {loaded[j].x, loaded[j].y, loaded[j].z, loaded[j].w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
@@ -40,9 +45,9 @@ __device__ __forceinline__ uint32_t largest_bits(const View& view, const BlockOf
         high = max(high, words[i] & 0x7fff0000u);
       }
     }
+    return max(low, high >> 16);
   }
-  return max(low, high >> 16);
-}
+};
 
 // Of an fp16 number: of the power of two above it; infinities and NaN count as the largest number.
 __device__ __forceinline__ int exponent_of(uint32_t bits) {
@@ -51,7 +56,7 @@ __device__ __forceinline__ int exponent_of(uint32_t bits) {
 }
 
 // One block of threads: a block of rows, and v and dy of a head, or q and k of a group.
-__global__ void __launch_bounds__(kRangeThreads)
+__global__ void __launch_bounds__(kRangeThreads, 4)
     find_ranges(const __grid_constant__ BackwardParameters in, const __grid_constant__ RangeViews rows, int64_t tasks) {
   __shared__ uint32_t largest[kRangeWarps][2];
   const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
@@ -62,9 +67,22 @@ __global__ void __launch_bounds__(kRangeThreads)
     const int i = static_cast<int>(task % each);
     const bool is_head = i < in.head_count;
     const int head = is_head ? in.head_of(in.head_begin + i) : in.first_group() + i - in.head_count;
-    const int columns = static_cast<int>(is_head ? in.shape.value_dim : in.shape.key_dim);
-    uint32_t bits[2] = {largest_bits(is_head ? rows.v : rows.q, block, head, columns),
-                        largest_bits(is_head ? rows.dy : rows.k, block, head, columns)};
+    uint32_t bits[2];
+    if (is_head) {
+      const int columns = static_cast<int>(in.shape.value_dim);
+      RangeRows<kColumns / 8> v, dy;  // all on their way at once
+      v.load(rows.v, block, head, columns);
+      dy.load(rows.dy, block, head, columns);
+      bits[0] = v.largest();
+      bits[1] = dy.largest();
+    } else {
+      const int columns = static_cast<int>(in.shape.key_dim);
+      RangeRows<kMostKeyColumns / 8> some;
+      some.load(rows.q, block, head, columns);
+      bits[0] = some.largest();
+      some.load(rows.k, block, head, columns);
+      bits[1] = some.largest();
+    }
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) {
       bits[0] = max(bits[0], __shfl_xor_sync(kAllLanes, bits[0], d));
@@ -89,82 +107,8 @@ __global__ void __launch_bounds__(kRangeThreads)
   }
 }
 
-// ---- sums of factors
-// -------------------------------------------------------------------------------------------------------
-
-// Of a block and head, of magnitudes. In the place of row_reads, which nobody has written yet.
-struct FactorSums {
-  float fold_sum, fold_most;                              // of write strengths, decayed to the block's end
-  float write_most, inner_most;                           // of write strengths; of λ at levels within the block
-  float read_sum[kMostEntries], read_most[kMostEntries];  // of what rows read the node of an entry with, but for its decay
-};
-static_assert(sizeof(FactorSums) <= kBlock * sizeof(float), "place is kept for them");
-
-__device__ __forceinline__ FactorSums* sums_of(const BackwardParameters& in, int64_t slot) {
-  return reinterpret_cast<FactorSums*>(in.row_reads + slot * kBlock);
-}
-
-__device__ __forceinline__ float4 magnitudes(const float* column, int lane) {
-  const float4 x = reinterpret_cast<const float4*>(column)[lane];
-  return make_float4(fabsf(x.x), fabsf(x.y), fabsf(x.z), fabsf(x.w));
-}
-__device__ __forceinline__ float4 product(const float4& a, const float4& b) {
-  return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
-}
-__device__ __forceinline__ float sum_of(const float4& x) { return warp_sum((x.x + x.y) + (x.z + x.w)); }
-__device__ __forceinline__ float most_of(const float4& x) { return warp_max(fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w))); }
-
-constexpr int kSumWarps = 8;
-
-// A warp: one block and head.
-__global__ void __launch_bounds__(32 * kSumWarps)
-    sum_factors(const __grid_constant__ BackwardParameters in, int64_t count, int64_t tasks) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t n = task * kSumWarps + threadIdx.x / 32;
-    BlockOfRows block;
-    if (n >= count || !find_block(in, n / in.head_count, &block)) continue;
-    const int64_t slot = in.slot(block.place, in.head_begin + static_cast<int>(n % in.head_count));
-    const BlockFactors& factors = *in.factors(slot);
-    FactorSums* to = sums_of(in, slot);
-    const float4 write = magnitudes(factors.write, lane), start = magnitudes(factors.start, lane);
-    const float4 fold = product(magnitudes(factors.fold, lane), write);
-    const float fold_sum = sum_of(fold), fold_most = most_of(fold), write_most = most_of(write);
-    float inner_most = 1;
-    if (!in.linear) {
-      float4 inner = magnitudes(factors.lambda(0), lane);
-#pragma unroll
-      for (int level = 1; level <= kInnerLevels; ++level) {
-        const float4 x = magnitudes(factors.lambda(level), lane);
-        inner = make_float4(fmaxf(inner.x, x.x), fmaxf(inner.y, x.y), fmaxf(inner.z, x.z), fmaxf(inner.w, x.w));
-      }
-      inner_most = most_of(inner);
-    }
-    if (lane == 0) {
-      to->fold_sum = fold_sum;
-      to->fold_most = fold_most;
-      to->write_most = write_most;
-      to->inner_most = inner_most;
-    }
-    const int entries = __popcll(block.reads(in.linear));
-#pragma unroll 1
-    for (int entry = 0; entry < entries; ++entry) {
-      float4 read = start;
-      if (!in.linear) read = product(read, magnitudes(factors.lambda(kInnerLevels + 1 + entry), lane));
-      const float sum = sum_of(read), most = most_of(read);
-      if (lane == 0) {
-        to->read_sum[entry] = sum;
-        to->read_most[entry] = most;
-      }
-    }
-  }
-}
-
 // ---- units
 // -----------------------------------------------------------------------------------------------------------------
-
-constexpr int kUnitThreads = 256, kUnitWarps = kUnitThreads / 32;
-constexpr int kFewReaders = 4;  // of a node, which one thread adds up
 
 // The unit in which what is bounded by bound 2^exponent is below 2^kTop.
 __device__ __forceinline__ int unit_for(float bound, int exponent) {
@@ -177,40 +121,55 @@ struct UnitWalk {
   const BackwardParameters& in;
   const BlockOfRows& first;
   const int number;  // of the head
-  float* bounds;     // [block - first block]
 
   __device__ __forceinline__ int64_t slot(int block) const { return in.slot(first.place_of(block), number); }
-  __device__ __forceinline__ float& bound(int block) const { return bounds[block - first.first]; }
   __device__ __forceinline__ BlockRange values(int block) const { return in.head_ranges[slot(block)]; }  // v, dy
   __device__ __forceinline__ BlockRange keys(int block) const {                                          // q, k
     return in.group_ranges[in.group_place(first.place_of(block), in.group_of(number))];
   }
-  __device__ __forceinline__ FactorSums& sums(int block) const { return *sums_of(in, slot(block)); }
+  __device__ __forceinline__ FactorSums& sums(int block) const { return *in.factor_sums(slot(block)); }
   __device__ __forceinline__ BlockUnits& units(int block) const { return in.units[slot(block)]; }
   // The block whose node takes in that of another one.
-  __device__ __forceinline__ int parent(int block) const {
-    return in.linear ? block + 1 : block + (1 << trailing_ones_of_block(block));
+  __device__ __forceinline__ int parent(int block) const { return block + (1 << trailing_ones_of_block(block)); }
+};
+
+// What rows read a node with: the bound of what they give to its gradient, and the largest weight of one's dy.
+struct Readers {
+  float sum = 0, most = 0;
+
+  __device__ __forceinline__ void take(const UnitWalk& walk, int reader, int entry) {
+    const int dy = walk.values(reader).second, q = walk.keys(reader).first;
+    const FactorSums& sums = walk.sums(reader);
+    const float decay = walk.in.factors(walk.slot(reader))->newer[entry];
+    sum = fmaf(decay * sums.read_sum[entry], power_of_two(q + dy), sum);
+    most = fmaxf(most, decay * sums.read_most[entry] * power_of_two(dy));
   }
+  __device__ __forceinline__ void put(const UnitWalk& walk, int node) const {
+    walk.sums(node).grad_bound = sum;
+    walk.units(node).reader = static_cast<signed char>(unit_for(most, 0));
+  }
+};
+
+constexpr int kMostWalkThreads = 1024;
+
+// Along a sequence.
+struct BoundWalk : UnitWalk {
+  float *bounds, *decays, *carries;  // [block - first block]; linear only; [/ 32]
+
+  __device__ __forceinline__ float& bound(int block) const { return bounds[block - first.first]; }
   template <class Work>
   __device__ __forceinline__ void each_block(Work work) const {
-    for (int block = first.first + static_cast<int>(threadIdx.x); block < first.end; block += kUnitThreads) work(block);
-  }
-
-  // ---- bounds of nodes
-  // -----------------------------------------------------------------------------------------------------
-
-  __device__ __forceinline__ float own_bound(int block) const {
-    return sums(block).fold_sum * power_of_two(keys(block).second + values(block).first);
-  }
-  __device__ __forceinline__ void bound_nodes() const {
-    each_block([&](int block) { bound(block) = own_bound(block); });
+    for (int block = first.first + static_cast<int>(threadIdx.x); block < first.end; block += static_cast<int>(blockDim.x))
+      work(block);
     __syncthreads();
-    if (in.linear) return scan(false);
-    // Of the last 2^d blocks up to one, if it is the last of 2^d.
+  }
+
+  // Sums over the last 2^d blocks up to one, if it is the last of 2^d.
+  __device__ __forceinline__ void sum_tree() const {
     for (int d = 0; (2 << d) <= first.end; ++d) {
       const int step = 2 << d;
       for (int block = (first.first & -step) + step - 1 + static_cast<int>(threadIdx.x) * step; block < first.end;
-           block += kUnitThreads * step) {
+           block += static_cast<int>(blockDim.x) * step) {
         const int child = block - (1 << d);
         if (child >= first.first) bound(block) = fmaf(in.up[slot(child)], bound(child), bound(block));
       }
@@ -218,155 +177,173 @@ struct UnitWalk {
     }
   }
 
-  // Linear: bounds become sums of those before, or behind, decayed. A thread has neighbouring blocks.
+  // Linear: bounds become sums with those before, or behind, decayed. In steps that depend on the sequence alone: first of
+  // 32 blocks, then over these.
   __device__ __forceinline__ void scan(bool backwards) const {
-    __shared__ float decays[kUnitThreads], sums[kUnitThreads];
-    const int count = first.end - first.first, share = (count + kUnitThreads - 1) / kUnitThreads;
-    const int thread = static_cast<int>(threadIdx.x), begin = min(thread * share, count), end = min(begin + share, count);
-    const auto block_of = [&](int i) { return backwards ? first.end - 1 - i : first.first + i; };
-    // Decay from the block before, on the way, to this one.
-    const auto decay_to = [&](int i) { return i == 0 ? 0.0f : in.up[slot(backwards ? block_of(i) : block_of(i) - 1)]; };
-    float decay = 1, sum = 0;
-    for (int i = begin; i < end; ++i) {
-      const float step = decay_to(i);
-      decay *= step;
-      sum = fmaf(sum, step, bound(block_of(i)));
-    }
-    decays[thread] = decay;
-    sums[thread] = sum;
-    __syncthreads();
-    if (thread == 0) {
-      float before = 0;
-      for (int t = 0; t < kUnitThreads; ++t) {
-        const float own = sums[t], next = fmaf(before, decays[t], own);
-        sums[t] = before;
-        before = next;
+    const int count = first.end - first.first, chunks = (count + 31) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    const auto at = [&](int i) { return backwards ? count - 1 - i : i; };
+    for (int chunk = static_cast<int>(threadIdx.x) / 32; chunk < chunks; chunk += static_cast<int>(blockDim.x) / 32) {
+      const int i = 32 * chunk + lane;
+      float decay = 0, sum = 0;
+      if (i < count) {
+        if (i > 0) decay = in.up[slot(first.first + (backwards ? at(i) : i - 1))];
+        sum = bounds[at(i)];
+      }
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) {
+        const float other_decay = __shfl_up_sync(kAllLanes, decay, d), other = __shfl_up_sync(kAllLanes, sum, d);
+        if (lane >= d) {
+          sum = fmaf(decay, other, sum);
+          decay *= other_decay;
+        }
+      }
+      if (i < count) {
+        bounds[at(i)] = sum;
+        decays[i] = decay;
       }
     }
     __syncthreads();
-    sum = sums[thread];
-    for (int i = begin; i < end; ++i) {
-      sum = fmaf(sum, decay_to(i), bound(block_of(i)));
-      bound(block_of(i)) = sum;
+    if (threadIdx.x == 0) {
+      float carry = 0;
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        carries[chunk] = carry;
+        const int last = min(32 * chunk + 31, count - 1);
+        carry = fmaf(decays[last], carry, bounds[at(last)]);
+      }
     }
+    __syncthreads();
+    for (int i = static_cast<int>(threadIdx.x); i < count; i += static_cast<int>(blockDim.x))
+      bounds[at(i)] = fmaf(decays[i], carries[i / 32], bounds[at(i)]);
     __syncthreads();
   }
 
-  __device__ __forceinline__ void put_nodes() const {
+  __device__ __forceinline__ void run() const {
+    each_block(
+        [&](int block) { bound(block) = sums(block).fold_sum * power_of_two(keys(block).second + values(block).first); });
+    if (in.linear)
+      scan(false);
+    else
+      sum_tree();
     each_block([&](int block) {
       BlockUnits units;
       const int node = unit_for(bound(block), 0), fold = unit_for(sums(block).fold_most, keys(block).second);
       units.node = static_cast<signed char>(node);
-      // A state's sums leave fp32's range if the block's own rows weigh nothing beside it.
+      // A state's sums would leave fp32's range in the unit of rows that weigh nothing beside it.
       units.fold = static_cast<signed char>(in.linear ? max(fold, node - 8) : fold);
       this->units(block) = units;
     });
-    __syncthreads();
+    if (!in.linear) return;
     each_block([&](int block) {
-      const int next = parent(block);
-      in.joins[slot(block)] = next < first.end ? in.up[slot(block)] * unit_ratio(units(block).node, units(next).node) : 0.0f;
+      Readers readers;
+      if (block + 1 < first.end) readers.take(*this, block + 1, 0);
+      readers.put(*this, block);
+      bound(block) = readers.sum;
     });
-  }
-
-  // ---- bounds of gradients
-  // -------------------------------------------------------------------------------------------------
-
-  struct Readers {
-    float sum = 0, most = 0;
-
-    __device__ __forceinline__ void take(const UnitWalk& walk, int reader, int entry) {
-      const int dy = walk.values(reader).second, q = walk.keys(reader).first;
-      const FactorSums& sums = walk.sums(reader);
-      const float decay = walk.in.factors(walk.slot(reader))->newer[entry];
-      sum = fmaf(decay * sums.read_sum[entry], power_of_two(q + dy), sum);
-      most = fmaxf(most, decay * sums.read_most[entry] * power_of_two(dy));
-    }
-  };
-  __device__ __forceinline__ int readers_end(int node) const {
-    const int to = in.linear ? node + 2 : node + 1 + (1 << trailing_ones_of_block(node));
-    return min(to, first.end);
-  }
-  __device__ __forceinline__ Readers read_by(int node, int from, int step) const {
-    const int level = in.linear ? 0 : trailing_ones_of_block(node);
-    Readers readers;
-    for (int reader = node + 1 + from; reader < readers_end(node); reader += step)
-      readers.take(*this, reader, in.linear ? 0 : __popcll(static_cast<uint32_t>(reader) & ((uint32_t{1} << level) - 1)));
-    return readers;
-  }
-  __device__ __forceinline__ void put_readers(int node, const Readers& readers) const {
-    bound(node) = readers.sum;
-    units(node).reader = static_cast<signed char>(unit_for(readers.most, 0));
-  }
-  __device__ __forceinline__ void bound_gradients() const {
-    each_block([&](int block) {
-      if (in.linear || 1 << trailing_ones_of_block(block) <= kFewReaders) put_readers(block, read_by(block, 0, 1));
-    });
-    // Those that end with multiples of 2 kFewReaders blocks have more: a warp each.
-    constexpr int kStep = 2 * kFewReaders;
-    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
-    for (int node = (first.first & -kStep) + kStep - 1 + warp * kStep; node < first.end && !in.linear;
-         node += kUnitWarps * kStep) {
-      Readers readers = read_by(node, lane, 32);
-      readers.sum = warp_sum(readers.sum);
-      readers.most = warp_max(readers.most);
-      if (lane == 0) put_readers(node, readers);
-    }
-    __syncthreads();
-    if (in.linear) scan(true);
-  }
-
-  // The bound of a node's gradient: log-linear, with what comes by the nodes that take it in.
-  __device__ __forceinline__ float with_parents(int node) const {
-    float sum = bound(node), decay = 1;
-    for (int block = node; !in.linear && parent(block) < first.end; block = parent(block)) {
-      decay *= in.up[slot(block)];
-      sum = fmaf(decay, bound(parent(block)), sum);
-    }
-    return sum;
-  }
-  __device__ __forceinline__ void put_gradients() const {
-    const float scale = fabsf(static_cast<float>(in.shape.scale));
-    each_block([&](int block) {
-      BlockUnits& units = this->units(block);
-      const BlockRange of_values = values(block), of_keys = keys(block);
-      const FactorSums& sums = this->sums(block);
-      const int grad = unit_for(with_parents(block), 0);
-      if (in.linear) units.reader = static_cast<signed char>(max(static_cast<int>(units.reader), grad - 8));
-      units.grad = static_cast<signed char>(grad);
-      // Products with 64 values, or 128 keys, each.
-      const int inner = unit_for(scale * sums.inner_most * sums.write_most, of_values.first + of_values.second + 6);
-      const int folded = unit_for(sums.fold_most, of_values.first + grad);
-      units.scores = static_cast<signed char>(max(inner, folded));
-      units.weights = static_cast<signed char>(unit_for(scale * sums.inner_most, of_keys.first + of_keys.second + 7));
-    });
-    __syncthreads();
-    each_block([&](int block) {
-      const int next = parent(block);
-      in.downs[slot(block)] = next < first.end ? in.up[slot(block)] * unit_ratio(units(next).grad, units(block).grad) : 0.0f;
-      // Rows read nodes in their units.
-      int entry = 0;
-      BlockOfRows reader = first;
-      reader.block = block;
-      for (uint32_t left = reader.reads(in.linear); left; left &= left - 1, ++entry)
-        in.factors(slot(block))->newer[entry] *= power_of_two(units(reader.node_end(__ffsll(left) - 1, in.linear)).node);
-    });
+    scan(true);
+    each_block([&](int block) { sums(block).grad_bound = bound(block); });
   }
 };
 
-// One block of threads: a sequence and head.
-__global__ void __launch_bounds__(kUnitThreads) choose_units(const __grid_constant__ BackwardParameters in, int64_t tasks) {
+// Units of nodes; linear: bounds of their gradients. One block of threads: a sequence and head.
+__global__ void __launch_bounds__(kMostWalkThreads)
+    bound_nodes(const __grid_constant__ BackwardParameters in, int64_t tasks) {
   float* bounds = reinterpret_cast<float*>(shared_memory());
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     BlockOfRows first;
     if (!find_block(in, task / in.head_count, 0, &first)) continue;
-    const UnitWalk walk{in, first, in.head_begin + static_cast<int>(task % in.head_count), bounds};
-    walk.bound_nodes();
-    walk.put_nodes();
-    __syncthreads();
-    walk.bound_gradients();
-    walk.put_gradients();
-    __syncthreads();
+    const int number = in.head_begin + static_cast<int>(task % in.head_count);
+    BoundWalk{{in, first, number}, bounds, bounds + in.blocks, bounds + 2 * in.blocks}.run();
   }
+}
+
+// Log-linear: bounds of what readers give to gradients of nodes. One block of threads: kReaderWindow blocks of a sequence
+// and head, from a multiple on. Nodes that more than kFewReaders blocks read have a warp.
+constexpr int kFewReaders = 4, kReaderWarps = 8, kReaderWindow = kReaderWarps * 2 * kFewReaders;
+
+__global__ void __launch_bounds__(32 * kReaderWarps)
+    bound_readers(const __grid_constant__ BackwardParameters in, int windows, int64_t tasks) {
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const int64_t n = task / in.head_count;
+    BlockOfRows first;
+    if (!find_block(in, n / windows, 0, &first)) continue;
+    const UnitWalk walk{in, first, in.head_begin + static_cast<int>(task % in.head_count)};
+    const int window = (first.first / kReaderWindow + static_cast<int>(n % windows)) * kReaderWindow;
+    const auto read = [&](int node, int from, int step) {
+      const int level = trailing_ones_of_block(node), end = min(node + 1 + (1 << level), first.end);
+      Readers readers;
+#pragma unroll 4
+      for (int reader = node + 1 + from; reader < end; reader += step)
+        readers.take(walk, reader, __popcll(static_cast<uint32_t>(reader) & ((uint32_t{1} << level) - 1)));
+      return readers;
+    };
+    const int own = window + thread, shared = window + (warp + 1) * 2 * kFewReaders - 1;
+    if (thread < kReaderWindow && own >= first.first && own < first.end && 1 << trailing_ones_of_block(own) <= kFewReaders)
+      read(own, 0, 1).put(walk, own);
+    if (shared < first.first || shared >= first.end) continue;
+    Readers readers = read(shared, lane, 32);
+    readers.sum = warp_sum(readers.sum);
+    readers.most = warp_max(readers.most);
+    if (lane == 0) readers.put(walk, shared);
+  }
+}
+
+// The bounds of the gradients of a block's node, with what comes by the nodes that take it in, and of the first of these.
+__device__ __forceinline__ void bound_gradients(const UnitWalk& walk, int block, float (&bounds)[2]) {
+  constexpr int kMost = kMostEntries + 1;
+  float own[kMost], up[kMost];  // all on their way at once
+  int ancestor = block;
+#pragma unroll
+  for (int i = 0; i < kMost; ++i) {
+    const bool exists = ancestor < walk.first.end;
+    own[i] = exists ? walk.sums(ancestor).grad_bound : 0.0f;
+    up[i] = exists ? walk.in.up[walk.slot(ancestor)] : 0.0f;
+    if (exists) ancestor = walk.parent(ancestor);
+  }
+  bounds[0] = bounds[1] = 0;
+#pragma unroll
+  for (int i = kMost - 1; i >= 0; --i) {
+    bounds[1] = bounds[0];
+    bounds[0] = fmaf(up[i], bounds[0], own[i]);
+  }
+}
+
+constexpr int kUnitThreads = 128;
+
+// Everything else. One thread: a block and head.
+__global__ void __launch_bounds__(kUnitThreads) choose_units(const __grid_constant__ BackwardParameters in, int64_t count) {
+  const int64_t n = static_cast<int64_t>(blockIdx.x) * kUnitThreads + threadIdx.x;
+  BlockOfRows own;
+  if (n >= count || !find_block(in, n / in.head_count, &own)) return;
+  const UnitWalk walk{in, own, in.head_begin + static_cast<int>(n % in.head_count)};
+  const int block = own.block;
+  const int64_t slot = walk.slot(block);
+  BlockUnits& units = walk.units(block);  // others read what it says of the node
+  const BlockRange values = walk.values(block), keys = walk.keys(block);
+  const FactorSums& sums = walk.sums(block);
+  const float scale = fabsf(static_cast<float>(in.shape.scale));
+  float bounds[2] = {sums.grad_bound, 0};
+  if (!in.linear) bound_gradients(walk, block, bounds);
+  const int grad = unit_for(bounds[0], 0);
+  units.grad = static_cast<signed char>(grad);
+  if (in.linear) {
+    units.reader = static_cast<signed char>(max(static_cast<int>(units.reader), grad - 8));  // as `fold`
+  } else {
+    const int parent = walk.parent(block);
+    const float up = parent < own.end ? in.up[slot] : 0.0f;
+    in.joins[slot] = parent < own.end ? up * unit_ratio(units.node, walk.units(parent).node) : 0.0f;
+    in.downs[slot] = up * unit_ratio(unit_for(bounds[1], 0), grad);
+  }
+  // Products with 64 values, or 128 keys, each.
+  const int inner = unit_for(scale * sums.inner_most * sums.write_most, values.first + values.second + 6);
+  const int folded = unit_for(sums.fold_most, values.first + grad);
+  units.scores = static_cast<signed char>(max(inner, folded));
+  units.weights = static_cast<signed char>(unit_for(scale * sums.inner_most, keys.first + keys.second + 7));
+  // Rows read nodes in their units.
+  float* newer = in.factors(slot)->newer;
+  int entry = 0;
+  for (uint32_t left = own.reads(in.linear); left; left &= left - 1, ++entry)
+    newer[entry] *= power_of_two(walk.units(own.node_end(__ffsll(left) - 1, in.linear)).node);
 }
 
 }  // namespace
@@ -374,17 +351,24 @@ __global__ void __launch_bounds__(kUnitThreads) choose_units(const __grid_consta
 int32_t launch_backward_units(const BackwardParameters& in, const RangeViews& rows, void* stream) {
   const int64_t blocks = in.batch.count * in.blocks, ranges = blocks * (in.head_count + in.group_count());
   int32_t status = launch(find_ranges, ranges, kRangeThreads, 0, stream, in, rows, ranges);
-  if (status != LLA_OK) return status;
-  const int64_t count = blocks * in.head_count, sums = (count + kSumWarps - 1) / kSumWarps;
-  status = launch(sum_factors, sums, 32 * kSumWarps, 0, stream, in, count, sums);
-  if (status != LLA_OK) return status;
-  const int64_t walks = in.batch.count * in.head_count;
-  return launch(choose_units, walks, kUnitThreads, static_cast<size_t>(in.blocks) * sizeof(float), stream, in, walks);
+  const int64_t walks = in.batch.count * in.head_count, longest = (in.blocks + 31) / 32;
+  const int threads = static_cast<int>(longest < kMostWalkThreads / 32 ? 32 * longest : kMostWalkThreads);  // no bit knows
+  const auto bounds = static_cast<size_t>(in.linear ? 2 * in.blocks + longest : in.blocks) * sizeof(float);
+  if (status == LLA_OK) status = launch(bound_nodes, walks, threads, bounds, stream, in, walks);
+  if (status == LLA_OK && !in.linear) {
+    const int windows = static_cast<int>((in.blocks + 2 * kReaderWindow - 2) / kReaderWindow);
+    status = launch(bound_readers, walks * windows, 32 * kReaderWarps, 0, stream, in, windows, walks * windows);
+  }
+  const int64_t count = blocks * in.head_count;
+  if (status == LLA_OK)
+    status = launch(choose_units, (count + kUnitThreads - 1) / kUnitThreads, kUnitThreads, 0, stream, in, count);
+  return status;
 }
 
 int32_t load_backward_units() {
   int32_t status = load_kernel(find_ranges);
-  if (status == LLA_OK) status = load_kernel(sum_factors);
+  if (status == LLA_OK) status = load_kernel(bound_nodes);
+  if (status == LLA_OK) status = load_kernel(bound_readers);
   return status == LLA_OK ? load_kernel(choose_units) : status;
 }
 
