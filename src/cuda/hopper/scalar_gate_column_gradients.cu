@@ -5,6 +5,7 @@
 #include "cuda/hopper/capability.h"
 #include "cuda/hopper/fragment.h"
 #include "cuda/hopper/scalar_gate_column_tasks.h"
+#include "cuda/hopper/scalar_gate_head_units.h"
 #include "cuda/hopper/tile_rows.h"
 
 namespace lla::cuda::hopper {
@@ -14,6 +15,7 @@ namespace {
 template <Half kType, int kKeyDim>
 struct ColumnSweep {
   static constexpr bool kUnits = kType == Half::kF16;
+  using Units = SourceUnits<kType>;
   using Layout = ColumnLayout<kKeyDim>;
   using RowTile = typename Layout::RowTile;
   using ValueTile = typename Layout::ValueTile;
@@ -252,35 +254,9 @@ struct ColumnSweep {
     return row < source ? 0.0f : differ == 0 ? factors[0] : pair;
   }
 
-  // fp16: what the operands of a head are multiplied by, and its sums of dv in the end.
-  struct Units {
-    float weights, values, scores;
-    float node, folded;  // of what keys give with the node's gradient; of folded values
-
-    __device__ __forceinline__ Units(const BlockUnits& of, int keys)
-        : weights(power_of_two(-of.weights)),
-          values(power_of_two(of.weights)),
-          scores(power_of_two(-keys)),
-          node(unit_ratio(of.grad, of.weights)),
-          folded(unit_ratio(of.grad, keys)) {}
-  };
-  __device__ __forceinline__ Units units_of(const BlockOfRows& block, int number) const {
-    return kUnits ? Units(in.units[in.slot(block.place, number)], unit) : Units(BlockUnits(), 0);
-  }
-  // From head `first` of the order on: the unit that the heads share which are summed up together.
-  __device__ __forceinline__ void choose_unit(const BlockOfRows& block, int first, int end) {
-    unit = in.units[in.slot(block.place, first + min(lane, min(in.bundle, end - first) - 1))].scores;
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) unit = max(unit, __shfl_xor_sync(kAllLanes, unit, d));
-  }
-  __device__ __forceinline__ void leave_unit() {
-#pragma unroll
-    for (float& x : keys) x *= power_of_two(unit);
-  }
-
   // What the rows read of the sources, and the operands of the sums that follow. fp16: `write` has the unit of scores in it.
   template <bool kOwn, int kSteps, class Mask>
-  __device__ __forceinline__ void weigh(const float (&reads)[8 * kSteps], const float (&write)[2], float unit,
+  __device__ __forceinline__ void weigh(const float (&reads)[8 * kSteps], const float (&write)[2], const Units& units,
                                         Scalars* scalars, uint32_t (&weights)[kSteps][4], uint32_t (&gradients)[kSteps][4],
                                         Mask mask) const {
     // What a row reads of itself counts apart: this lane has the element `differs` of a pair, if any, in eight 2 warp + h.
@@ -303,7 +279,7 @@ struct ColumnSweep {
           scalars->others[h] = fmaf(x, reads[e], scalars->others[h]);
           scalars->others[h] = fmaf(y, reads[e + 1], scalars->others[h]);
         }
-        weights[n / 2][2 * (n % 2) + h] = kUnits ? pack<kType>(unit * x, unit * y) : pack<kType>(x, y);
+        weights[n / 2][2 * (n % 2) + h] = pack<kType>(units.weights(x), units.weights(y));
         gradients[n / 2][2 * (n % 2) + h] = pack<kType>(write[h] * a * reads[e], write[h] * b * reads[e + 1]);
       }
     }
@@ -316,11 +292,7 @@ struct ColumnSweep {
     const int source = 16 * warp + lane / 4;
     const float *level = factors.level[kInnerLevels - 1], *at = level + first_across() + 2 * (lane % 4);
     const float sources[2] = {level[source], level[source + 8]};
-    float write[2] = {factors.write[source], factors.write[source + 8]};
-    if constexpr (kUnits) {
-      write[0] *= units.scores;
-      write[1] *= units.scores;
-    }
+    const float write[2] = {units.scores(factors.write[source]), units.scores(factors.write[source + 8])};
     float rows[8];
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
@@ -329,7 +301,7 @@ struct ColumnSweep {
       rows[2 * n + 1] = a.y;
     }
     Scalars scalars;
-    weigh<false, 2>(reads, write, units.weights, &scalars, weights, gradients,
+    weigh<false, 2>(reads, write, units, &scalars, weights, gradients,
                     [&](int e) { return rows[e / 4 * 2 + e % 2] * sources[e / 2 % 2]; });
     others[0] = scalars.others[0];
     others[1] = scalars.others[1];
@@ -356,16 +328,10 @@ struct ColumnSweep {
   // times write strength and that decay.
   __device__ __forceinline__ void fold_values(Sums& sum, const SourceFactors& factors, const float (&write)[2],
                                               const Units& units, Scalars* scalars, uint32_t (&value)[4][4]) const {
-    float fold[2] = {factors.fold[first()], factors.fold[first() + 8]};
-    float scale[2] = {write[0] * fold[0], write[1] * fold[1]};
+    const float decay[2] = {factors.fold[first()], factors.fold[first() + 8]};
+    const float scale[2] = {units.folded(write[0] * decay[0]), units.folded(write[1] * decay[1])};
+    const float fold[2] = {units.node(decay[0]), units.node(decay[1])};
     float of_node[2] = {0, 0};
-    if constexpr (kUnits) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        scale[h] *= units.folded;
-        fold[h] *= units.node;
-      }
-    }
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       load_values(step, value[step]);
@@ -382,10 +348,8 @@ struct ColumnSweep {
         pair = pack<kType>(low * scale[i % 2], high * scale[i % 2]);
       }
     }
-    if constexpr (kUnits) {
-      scalars->others[0] = fmaf(units.values, of_node[0], scalars->others[0]);
-      scalars->others[1] = fmaf(units.values, of_node[1], scalars->others[1]);
-    }
+#pragma unroll
+    for (int h = 0; kUnits && h < 2; ++h) scalars->others[h] += units.values(of_node[h]);
   }
 
   // Four lanes share two sources: of each, the lanes with its parity get the sum.
@@ -440,7 +404,7 @@ struct ColumnSweep {
     uint32_t weights[4][4], gradients[4][4], weights_across[2][4], gradients_across[2][4];
     Scalars scalars;
     const SourceFactors& factors = sources();
-    const Units units = units_of(block, number);
+    const Units units(in, in.slot(block.place, number), unit);
     issue_across_sums<ValueTile, kColumns>(reads_across, tile(Layout::kV), tile(Layout::kDy));
     issue_reads(reads);
     issue_node(values);
@@ -459,8 +423,8 @@ struct ColumnSweep {
     Sums mask;
     mask_own(factors, mask);
     wait_products<1>(reads);
-    const float of_scores[2] = {kUnits ? units.scores * write[0] : write[0], kUnits ? units.scores * write[1] : write[1]};
-    weigh<true, 4>(reads, of_scores, units.weights, &scalars, weights, gradients, [&](int e) { return mask[e]; });
+    const float of_scores[2] = {units.scores(write[0]), units.scores(write[1])};
+    weigh<true, 4>(reads, of_scores, units, &scalars, weights, gradients, [&](int e) { return mask[e]; });
     issue_keys(gradients);
     wait_products<1>(values);
     uint32_t value[4][4];
@@ -479,7 +443,7 @@ struct ColumnSweep {
     pin(weights_across[0]);
     pin(weights_across[1]);
     const bool boxes = in.dv_boxes && block.lo == 0 && block.hi == kBlock;
-    const float of_values[2] = {kUnits ? units.values * write[0] : write[0], kUnits ? units.values * write[1] : write[1]};
+    const float of_values[2] = {units.values(write[0]), units.values(write[1])};
     store_values(block, head, values, of_values, boxes);
     wait_products<0>(keys);
     pin_all(gradients, value);
@@ -557,21 +521,17 @@ struct ColumnSweep {
       int head = in.head_of(first);
 #pragma unroll 1
       for (int number = first; number < end; ++number, head += step) {
-        if constexpr (kUnits) {
-          if ((number - first) % in.bundle == 0) choose_unit(block, number, end);
-        }
+        if (kUnits && (number - first) % in.bundle == 0) unit = unit_of_heads(in, block.place, number, end, lane);
         run_head(block, number, head);
         const int done = number + 1 - first;
         if (in.chained && in.dk.present() && (done % in.bundle == 0 || number + 1 == end)) {
-          if constexpr (kUnits) leave_unit();
+          leave_unit<kType>(keys, unit);
           float* sums = in.dk_chain + static_cast<int64_t>(blockIdx.x) * (kBlock * kKeyDim);
           chain_sums<32 * kColumnWarps>(reinterpret_cast<float4*>(sums) + threadIdx.x - 128, keys, done > in.bundle,
                                         number + 1 < end);
         }
       }
-      if constexpr (kUnits) {
-        if (!in.chained) leave_unit();
-      }
+      if (!in.chained) leave_unit<kType>(keys, unit);
       if (!whole()) release(&barriers->rows_free);
       store_keys(block, part);
       if (whole()) release(&barriers->rows_free);
@@ -618,26 +578,21 @@ int32_t launch_columns(const BackwardParameters& in, void* stream) {
                 stream, in, tasks);
 }
 
-template <Half kType>
-int32_t launch_columns(const BackwardParameters& in, int key_dim, void* stream) {
-  return key_dim == 64 ? launch_columns<kType, 64>(in, stream) : launch_columns<kType, 128>(in, stream);
-}
-
-template <Half kType>
-int32_t load_columns() {
-  const int32_t status = load_kernel(column_gradients<kType, 64>);
-  return status == LLA_OK ? load_kernel(column_gradients<kType, 128>) : status;
-}
-
 }  // namespace
 
 int32_t launch_column_gradients(const BackwardParameters& in, int key_dim, void* stream) {
-  return in.f16 ? launch_columns<Half::kF16>(in, key_dim, stream) : launch_columns<Half::kBf16>(in, key_dim, stream);
+  if (in.f16)
+    return key_dim == 64 ? launch_columns<Half::kF16, 64>(in, stream) : launch_columns<Half::kF16, 128>(in, stream);
+  return key_dim == 64 ? launch_columns<Half::kBf16, 64>(in, stream) : launch_columns<Half::kBf16, 128>(in, stream);
 }
 
 int32_t load_column_gradients() {
-  const int32_t status = load_columns<Half::kBf16>();
-  return status == LLA_OK ? load_columns<Half::kF16>() : status;
+  int32_t status = LLA_OK;
+  for (auto* kernel : {column_gradients<Half::kBf16, 64>, column_gradients<Half::kBf16, 128>,
+                       column_gradients<Half::kF16, 64>, column_gradients<Half::kF16, 128>}) {
+    if (status == LLA_OK) status = load_kernel(kernel);
+  }
+  return status;
 }
 
 }  // namespace lla::cuda::hopper

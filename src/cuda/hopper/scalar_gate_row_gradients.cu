@@ -8,6 +8,7 @@
 
 #include "cuda/hopper/capability.h"
 #include "cuda/hopper/fragment.h"
+#include "cuda/hopper/scalar_gate_head_units.h"
 #include "cuda/hopper/scalar_gate_row_copies.h"
 #include "cuda/hopper/scalar_gate_row_levels.h"
 #include "cuda/hopper/scalar_gate_row_mask.h"
@@ -407,18 +408,6 @@ struct RowGradients {
                         in.adds);
   }
 
-  // fp16, from head number `first` of the order on: the unit that the heads share which are summed up together.
-  __device__ __forceinline__ void choose_unit(const RowTask& task, int first) {
-    const int number = first + min(lane, min(in.bundle, task.end - first) - 1);
-    unit = in.units[in.slot(task.block.place, number)].scores;
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) unit = max(unit, __shfl_xor_sync(kAllLanes, unit, d));
-  }
-  __device__ __forceinline__ void leave_unit() {
-#pragma unroll
-    for (float& x : gradient) x *= power_of_two(unit);
-  }
-
   // ---- the loops ---------------------------------------------------------------------------------------------------------
 
   __device__ __forceinline__ void run_head(const RowTask& task) {
@@ -482,9 +471,7 @@ struct RowGradients {
       for (int e = 0; e < kKeyDim / 2; ++e) gradient[e] = 0;
 #pragma unroll 1
       for (int i = task.first; i < task.end; ++i) {
-        if constexpr (kUnits) {
-          if ((i - task.first) % in.bundle == 0) choose_unit(task, i);
-        }
+        if (kUnits && (i - task.first) % in.bundle == 0) unit = unit_of_heads(in, task.block.place, i, task.end, lane);
         if constexpr (kLinear)
           run_linear_head(task, i == task.first);
         else
@@ -493,7 +480,7 @@ struct RowGradients {
         const int done = i + 1 - task.first;
         if (in.chained_rows && in.dq.present() && (done % in.bundle == 0 || i + 1 == task.end)) {
           constexpr int kThreads = 32 * kRowWarps;
-          if constexpr (kUnits) leave_unit();
+          leave_unit<kType>(gradient, unit);
           float* sums = in.dq_chain + static_cast<int64_t>(blockIdx.x) * (kBlock * kKeyDim);
           chain_sums<kThreads>(reinterpret_cast<float4*>(sums) + threadIdx.x - (kRowThreads - kThreads), gradient,
                                done > in.bundle, i + 1 < task.end);
@@ -501,9 +488,7 @@ struct RowGradients {
       }
       release(&barriers->k_free);
       once.next(1);
-      if constexpr (kUnits) {
-        if (!in.chained_rows) leave_unit();
-      }
+      if (!in.chained_rows) leave_unit<kType>(gradient, unit);
       store_gradient(task);
     });
   }
