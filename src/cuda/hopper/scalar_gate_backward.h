@@ -4,20 +4,21 @@
 // A sequence is cut into blocks of 128 rows, numbered absolutely. A full block e that another one follows makes one node of
 // level u = trailing ones of e: the last 2^u blocks with their decay to the end of e. Block c reads, for each set bit u of
 // c, the node that ends before block (c >> u) << u, if it is of this call. Kernels, in order:
-//   factors   scalar_gate_factors.cu          factors of the rows of each block and head, decays between nodes
-//   units     scalar_gate_backward_units.cu   fp16: units of nodes, their gradients and operands
-//   nodes     scalar_gate_block_nodes.cu      contents of all nodes
-//   readers   scalar_gate_node_readers.cu     gradient of each node from the rows that read it; linear, with what comes by
-//             scalar_gate_state_gradients.cu  later states of its segment
-//   down      scalar_gate_node_gradients.cu   ... and from the node that takes it in: then it is that of the block itself,
-//   too rows      scalar_gate_row_gradients.cu    dq, dlambda, what rows read columns   scalar_gate_column_gradients.cu dk,
-//   dv, dwrite, what others read of rows flows     scalar_gate_block_flows.cu      dgate, sums of dq and dk over parts of a
-//   group
+//   scalar_gate_factors.cu          factors of the rows of each block and head, decays between nodes
+//   scalar_gate_backward_units.cu   fp16: units of nodes, their gradients and operands
+//   scalar_gate_block_nodes_*       contents of all nodes
+//   scalar_gate_row_gradients_*     dq, dlambda, what rows read
+//   scalar_gate_node_readers_*      gradient of each node from the rows that read it
+//   scalar_gate_state_gradients_*   linear: the same, with what comes by later states of its segment
+//   scalar_gate_node_gradients.cu   ... and from the node that takes it in: then it is that of the block itself, too
+//   scalar_gate_column_gradients_*  dk, dv, dwrite, what others read of rows
+//   scalar_gate_block_flows.cu      dgate, sums of dq and dk over parts of a group
 // All are parallel over blocks. Heads go in slices, so that scratch does not grow with their number.
 //
 // Flow: a read of source s by row t contributes dy_t . (weight v_s) to the gradient of every log gate between the two.
 #pragma once
 
+#include "cuda/hopper/matrix_copy.h"
 #include "cuda/hopper/scalar_gate_backward_units.h"
 #include "cuda/hopper/scalar_gate_sweep.h"
 
@@ -261,6 +262,27 @@ int32_t launch_block_flows(const BackwardParameters& in, void* stream);  // dgat
 // Sums of dq or dk over the parts of groups, those of earlier slices included; the slice that ends a group stores them.
 int32_t launch_part_sums(const BackwardParameters& in, const View& to, const float* parts, float* sums, int key_dim,
                          void* stream);
+// The same for one type of rows.
+template <Half kType>
+int32_t launch_row_gradients(const BackwardParameters& in, int key_dim, void* stream);
+template <Half kType>
+int32_t launch_column_gradients(const BackwardParameters& in, int key_dim, void* stream);
+template <Half kType>
+int32_t launch_block_nodes(const BackwardParameters& in, int key_dim, void* stream);
+template <Half kType>
+int32_t launch_node_readers(const BackwardParameters& in, int key_dim, void* stream);
+template <Half kType>
+int32_t launch_state_gradients(const BackwardParameters& in, int key_dim, void* stream);
+template <Half kType>
+int32_t load_row_gradients();
+template <Half kType>
+int32_t load_column_gradients();
+template <Half kType>
+int32_t load_block_nodes();
+template <Half kType>
+int32_t load_node_readers();
+template <Half kType>
+int32_t load_state_gradients();
 int32_t load_factors();
 int32_t load_backward_units();
 int32_t load_block_nodes();

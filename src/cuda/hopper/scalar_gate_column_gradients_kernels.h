@@ -2,6 +2,8 @@
 // Scalar gate backward on Hopper: what the rows of a block get as sources, dk, dv and dwrite, and what others read of them.
 // The mirror of the forward within a block: rows of the products here are sources. Sources of the first half are read by all
 // rows, so that they are twice the work: each warpgroup weighs what one half of the second half's rows read of them.
+#pragma once
+
 #include "cuda/hopper/capability.h"
 #include "cuda/hopper/fragment.h"
 #include "cuda/hopper/scalar_gate_column_tasks.h"
@@ -580,19 +582,15 @@ int32_t launch_columns(const BackwardParameters& in, void* stream) {
 
 }  // namespace
 
+template <Half kType>
 int32_t launch_column_gradients(const BackwardParameters& in, int key_dim, void* stream) {
-  if (in.f16)
-    return key_dim == 64 ? launch_columns<Half::kF16, 64>(in, stream) : launch_columns<Half::kF16, 128>(in, stream);
-  return key_dim == 64 ? launch_columns<Half::kBf16, 64>(in, stream) : launch_columns<Half::kBf16, 128>(in, stream);
+  return key_dim == 64 ? launch_columns<kType, 64>(in, stream) : launch_columns<kType, 128>(in, stream);
 }
 
+template <Half kType>
 int32_t load_column_gradients() {
-  int32_t status = LLA_OK;
-  for (auto* kernel : {column_gradients<Half::kBf16, 64>, column_gradients<Half::kBf16, 128>,
-                       column_gradients<Half::kF16, 64>, column_gradients<Half::kF16, 128>}) {
-    if (status == LLA_OK) status = load_kernel(kernel);
-  }
-  return status;
+  const int32_t status = load_kernel(column_gradients<kType, 64>);
+  return status == LLA_OK ? load_kernel(column_gradients<kType, 128>) : status;
 }
 
 }  // namespace lla::cuda::hopper

@@ -4,6 +4,8 @@
 //
 // One block of threads works on one segment and head; a warpgroup has 64 rows of keys of the gradient, transposed, in
 // registers.
+#pragma once
+
 #include "cuda/common/reduce.h"
 #include "cuda/hopper/capability.h"
 #include "cuda/hopper/register_budget.h"
@@ -294,28 +296,19 @@ int32_t launch_states(const BackwardParameters& in, void* stream) {
                 in, static_cast<int>(tasks));
 }
 
+}  // namespace
+
 template <Half kType>
-int32_t launch_states(const BackwardParameters& in, int key_dim, void* stream) {
+int32_t launch_state_gradients(const BackwardParameters& in, int key_dim, void* stream) {
   if (in.halves_states(key_dim, multiprocessors())) return launch_states<kType, 64, 2>(in, stream);
   return key_dim == 64 ? launch_states<kType, 64, 1>(in, stream) : launch_states<kType, 128, 1>(in, stream);
 }
 
 template <Half kType>
-int32_t load_states() {
+int32_t load_state_gradients() {
   int32_t status = load_kernel(read_states<kType, 64, 1>);
   if (status == LLA_OK) status = load_kernel(read_states<kType, 64, 2>);
   return status == LLA_OK ? load_kernel(read_states<kType, 128, 1>) : status;
-}
-
-}  // namespace
-
-int32_t launch_state_gradients(const BackwardParameters& in, int key_dim, void* stream) {
-  return in.f16 ? launch_states<Half::kF16>(in, key_dim, stream) : launch_states<Half::kBf16>(in, key_dim, stream);
-}
-
-int32_t load_state_gradients() {
-  const int32_t status = load_states<Half::kBf16>();
-  return status == LLA_OK ? load_states<Half::kF16>() : status;
 }
 
 }  // namespace lla::cuda::hopper

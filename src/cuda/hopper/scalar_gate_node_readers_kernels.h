@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scalar gate backward on Hopper, log-linear: the gradient of each node from the rows that read it.
+#pragma once
+
 #include <algorithm>
 
 #include "cuda/common/reduce.h"
@@ -381,34 +383,24 @@ int32_t launch_readers(const BackwardParameters& in, void* stream) {
   return status;
 }
 
+}  // namespace
+
 template <Half kType>
-int32_t launch_readers(const BackwardParameters& in, int key_dim, void* stream) {
+int32_t launch_node_readers(const BackwardParameters& in, int key_dim, void* stream) {
+  if (in.blocks < 2) return LLA_OK;  // no nodes
   if (in.bundle == 1)
     return key_dim == 64 ? launch_readers<kType, 64, 1>(in, stream) : launch_readers<kType, 128, 1>(in, stream);
   return key_dim == 64 ? launch_readers<kType, 64, 4>(in, stream) : launch_readers<kType, 128, 4>(in, stream);
 }
 
 template <Half kType>
-int32_t load_readers() {
+int32_t load_node_readers() {
   int32_t status = load_kernel(read_nodes<kType, 64, 1>);
   if (status == LLA_OK) status = load_kernel(read_nodes<kType, 64, 4>);
   if (status == LLA_OK) status = load_kernel(read_nodes<kType, 128, 1>);
   if (status == LLA_OK) status = load_kernel(read_nodes<kType, 128, 4>);
   if (status == LLA_OK) status = load_kernel(join_pieces<kType, 64>);
   return status == LLA_OK ? load_kernel(join_pieces<kType, 128>) : status;
-}
-
-}  // namespace
-
-int32_t launch_node_readers(const BackwardParameters& in, int key_dim, void* stream) {
-  if (in.blocks < 2) return LLA_OK;  // no nodes
-  if (in.linear) return launch_state_gradients(in, key_dim, stream);
-  return in.f16 ? launch_readers<Half::kF16>(in, key_dim, stream) : launch_readers<Half::kBf16>(in, key_dim, stream);
-}
-
-int32_t load_node_readers() {
-  const int32_t status = load_readers<Half::kBf16>();
-  return status == LLA_OK ? load_readers<Half::kF16>() : status;
 }
 
 }  // namespace lla::cuda::hopper

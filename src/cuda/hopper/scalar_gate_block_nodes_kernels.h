@@ -5,6 +5,8 @@
 // the run. A warp has the same 16 rows of every node, so that joins need no other warp: it keeps its rows of the latest node
 // of each level in shared memory. A second launch, few elements a thread, joins what reaches beyond a run. Linear layers:
 // a run is a segment of one head, along which the state stays in registers; a second launch adds what crosses segments.
+#pragma once
+
 #include <algorithm>
 
 #include "cuda/hopper/capability.h"
@@ -387,8 +389,10 @@ int32_t launch_folds(const BackwardParameters& in, void* stream) {
                         : launch_folds<kType, kKeyDim, 2, false>(in, stream);
 }
 
+}  // namespace
+
 template <Half kType>
-int32_t launch_nodes(const BackwardParameters& in, int key_dim, void* stream) {
+int32_t launch_block_nodes(const BackwardParameters& in, int key_dim, void* stream) {
   const int32_t status = key_dim == 64 ? launch_folds<kType, 64>(in, stream) : launch_folds<kType, 128>(in, stream);
   if (status != LLA_OK) return status;
   const int64_t size = int64_t{key_dim} * kColumns, tasks = in.batch.count * in.head_count * (size / kWarpElements);
@@ -403,7 +407,7 @@ int32_t launch_nodes(const BackwardParameters& in, int key_dim, void* stream) {
 }
 
 template <Half kType>
-int32_t load_nodes() {
+int32_t load_block_nodes() {
   int32_t status = LLA_OK;
   for (auto* kernel :
        {fold_blocks<kType, 64, 1, true, 1>, fold_blocks<kType, 64, 1, true, 2>, fold_blocks<kType, 64, 1, false, 1>,
@@ -415,17 +419,6 @@ int32_t load_nodes() {
     if (status == LLA_OK) status = load_kernel(kernel);
   }
   return status;
-}
-
-}  // namespace
-
-int32_t launch_block_nodes(const BackwardParameters& in, int key_dim, void* stream) {
-  return in.f16 ? launch_nodes<Half::kF16>(in, key_dim, stream) : launch_nodes<Half::kBf16>(in, key_dim, stream);
-}
-
-int32_t load_block_nodes() {
-  const int32_t status = load_nodes<Half::kBf16>();
-  return status == LLA_OK ? load_nodes<Half::kF16>() : status;
 }
 
 }  // namespace lla::cuda::hopper

@@ -4,6 +4,8 @@
 // One block of threads works on one block of rows and one part of a group's heads, one head after the other. The first
 // warpgroup brings things; each of the two others has half of the rows, whose queries and their gradient stay in registers.
 // Nodes come first: then the keys, which all heads share, may still be on their way.
+#pragma once
+
 #include <type_traits>
 
 #include "cuda/hopper/capability.h"
@@ -548,28 +550,19 @@ int32_t launch_rows(const BackwardParameters& in, void* stream) {
                 tasks < most ? tasks : most, kRowThreads, layout.bytes, stream, in, layout, static_cast<int>(tasks));
 }
 
+}  // namespace
+
 template <Half kType>
-int32_t launch_rows(const BackwardParameters& in, int key_dim, void* stream) {
+int32_t launch_row_gradients(const BackwardParameters& in, int key_dim, void* stream) {
   return key_dim == 64 ? launch_rows<kType, 64>(in, stream) : launch_rows<kType, 128>(in, stream);
 }
 
 template <Half kType>
-int32_t load_rows() {
+int32_t load_row_gradients() {
   int32_t status = load_kernel(row_gradients<kType, 64, false>);
   if (status == LLA_OK) status = load_kernel(row_gradients<kType, 64, true>);
   if (status == LLA_OK) status = load_kernel(row_gradients<kType, 128, false>);
   return status == LLA_OK ? load_kernel(row_gradients<kType, 128, true>) : status;
-}
-
-}  // namespace
-
-int32_t launch_row_gradients(const BackwardParameters& in, int key_dim, void* stream) {
-  return in.f16 ? launch_rows<Half::kF16>(in, key_dim, stream) : launch_rows<Half::kBf16>(in, key_dim, stream);
-}
-
-int32_t load_row_gradients() {
-  const int32_t status = load_rows<Half::kBf16>();
-  return status == LLA_OK ? load_rows<Half::kF16>() : status;
 }
 
 }  // namespace lla::cuda::hopper
