@@ -74,8 +74,8 @@ TEST_F(HopperScalarGate, HardGates) {
   check(c);
 }
 
-// Contents of nodes and states far beyond the largest fp16 number (16 384 rows of 16 each are 131 072 half the time), and far
-// below the least that keeps its bits. Outputs are of ordinary size.
+// Contents of nodes and states far beyond the largest fp16 number (16 384 rows of 16 each are 131 072 half the time), and
+// far below the least that keeps its bits. Outputs are of ordinary size.
 TEST_F(HopperScalarGate, SumsBeyondTheRangeOfRows) {
   Case c = make_case(1, 1, 64, 32, 16, {{16384 + 300}});
   c.inputs.lift = 4;
@@ -153,7 +153,7 @@ TEST_F(HopperScalarGate, Segments) {
   check(c);
 }
 
-// With states: sequences without a history are swept over, the others are not; states of both are stored.
+// With states: long sequences are swept over, short ones are not; states of both are stored.
 Part fresh_part(int64_t rows, int64_t position = 0) { return {rows, position, position, false, true}; }
 
 void check_states(Case c) {
@@ -203,7 +203,7 @@ TEST_F(HopperScalarGate, StatesOfLongSequences) {
   check_states(c);
 }
 
-// Histories that end with a block and a chunk are read by sweeps, others by the portable kernels.
+// Histories that end with a block and a chunk.
 TEST_F(HopperScalarGate, Histories) {
   Case c = make_case(
       2, 1, 128, 64, 15,
@@ -237,6 +237,65 @@ TEST_F(HopperScalarGate, HistoriesOfOtherShapes) {
   check_states(c);
 }
 
+// Histories that end anywhere: within the first or second half of a block, of chunks of half a block, one, or several, with
+// rows that are still raw before and in the sequence's first block; in all node levels of the first block.
+TEST_F(HopperScalarGate, HistoriesWithinBlocks) {
+  for (const int64_t grain : {64, 128, 256, 512}) {
+    Case c = make_case(2, 1, 128, 64, 15,
+                       {{300, 5000, 0},
+                        {128, 17, 0},
+                        {700, 128 * 11 + 64, 0},
+                        {200, 128 * 5 + 127, 0},
+                        {131, 1023, 0},
+                        fresh_part(150),
+                        {20, 700, 0},
+                        {450, 4096 - 1, 0}});
+    c.shape.grain = grain;
+    c.inputs.decay = 0.002;
+    c.node_dtype = LLA_BF16;
+    check_states(c);
+    c.tail_dtype = LLA_BF16;
+    check_states(c);
+    c.shape.levels = 0;
+    c.inputs.decay = 0.02;  // the reference rounds a narrow state at each chunk
+    check_states(c);
+    c.node_dtype = LLA_F32;
+    c.tail_dtype = LLA_F16;
+    c.inputs.decay = 0.002;
+    check_states(c);
+  }
+}
+
+// Rows of a history that have gates and write strengths where the call has none, and the other way about; narrow factors;
+// levels that are absorbed, down to those inside a block.
+TEST_F(HopperScalarGate, HistoriesWithinBlocksOfOtherShapes) {
+  Case c = make_case(4, 2, 40, 72, 15, {{250, 200, 0}, {500, 256 * 5 + 100, 0}, {150, 128 * 63 - 1, 0}});
+  c.inputs.decay = 0.002;
+  c.node_dtype = c.tail_dtype = LLA_BF16;
+  c.shape.head_map = LLA_HEAD_MAP_CYCLIC;
+  for (const int64_t grain : {64, 256}) {
+    c.shape.grain = grain;
+    c.shape.absorb = false;
+    c.shape.levels = 15;
+    c.factor_dtype = LLA_BF16;
+    check_states(c);
+    c.shape.absorb = true;
+    for (const int64_t levels : {12, 9, 8, 4}) {
+      c.shape.levels = levels;
+      check_states(c);
+    }
+    c.factor_dtype = LLA_F32;
+    c.inputs.write = false;
+    check_states(c);
+    c.inputs.gate = false;
+    check_states(c);
+    c.inputs.gate = c.inputs.write = true;
+    c.inputs.hard = 0.01;
+    check_states(c);
+    c.inputs.hard = 0;
+  }
+}
+
 // What decides who works on a sequence.
 TEST_F(HopperScalarGate, Routes) {
   MixerShape shape = make_shape(1, 1, 64, 64, 64, 10);
@@ -250,19 +309,29 @@ TEST_F(HopperScalarGate, Routes) {
   s.rows = 500;
   s.position = s.history.position = 256;
   EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
+  s.position = s.history.position = 777;
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
+  shape.grain = 256;
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
+  state.tail_layout.dtype = LLA_BF16;
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
+  shape.levels = 0;
+  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_F16)));  // bf16 rows may be too large for fp16
+  state.tail_layout.dtype = LLA_F32;
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_F16)));
+  shape.levels = 10;
   shape.grain = 512;
   EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
+  s.position = s.history.position = 4096;
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
   shape.grain = 64;
   state.node_layout.dtype = LLA_F32;
   EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
   shape.levels = 0;
   EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
-  s.position = s.history.position = 192;
-  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
-  s.position = s.history.position = 256;
   s.history.start = 64;
   EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
-  s.history.start = 256;
+  s.history.start = 4096;
   EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
   s.nodes_to_store_count = 5;
   EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
@@ -270,7 +339,7 @@ TEST_F(HopperScalarGate, Routes) {
 
 // Bits of rows that read a history do not depend on how the call is cut.
 TEST_F(HopperScalarGate, HistoriesInSegments) {
-  Case c = make_case(1, 1, 64, 32, 15, {{128 * 20 + 50, 128 * 13, 0}, {4096, 128 * 8, 0}});
+  Case c = make_case(1, 1, 64, 32, 15, {{128 * 20 + 50, 128 * 13, 0}, {4096, 128 * 8 + 77, 0}});
   c.inputs.decay = 0.002;
   c.node_dtype = LLA_BF16;
   std::vector<double> first;
@@ -285,7 +354,7 @@ TEST_F(HopperScalarGate, HistoriesInSegments) {
   unsetenv("LLA_EMULATED_SEGMENT_LOG");
   c.shape.levels = 0;
   c.node_dtype = LLA_F32;  // the reference rounds narrow states at each chunk, a sweep at the end only
-  c.parts = {{16384 + 300, 128 * 100, 0}};
+  c.parts = {{16384 + 300, 128 * 100 + 70, 0}};
   check_states(c);
 }
 

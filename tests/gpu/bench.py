@@ -300,6 +300,7 @@ class Bench:
             self.time_prefill("scalar", max(1, self.options.tokens // T), T)
         self.time_prefill("scalar", 1, 16384)
         self.time_prefill("scalar", 8, 8192, past=8192)
+        self.time_prefill("scalar", 64, 600, past=5000)
         self.time_prefill("scalar", 64, 2048, past=14336)
         self.time_prefill("scalar", 1, 8192, past=122880)
         self.time_prefill("scalar", 8, 16384, linear=True)

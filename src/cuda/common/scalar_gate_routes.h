@@ -9,17 +9,21 @@ namespace lla::cuda {
 
 constexpr int64_t kSweepRows = 128;   // fewer rows are not worth a sweep
 constexpr int64_t kSweepBorders = 4;  // at which nodes are stored: each is a pass of its own over keys and values
+// Rows of a state's chunk of which a sweep reads those that are still raw: two of its blocks, of which it has tables at
+// once.
+constexpr int64_t kMostTail = 256;
 
 // Of a layer and its state: which histories a sweep can read.
 struct SweepRoutes {
-  bool histories = false;  // those that end with a block of the sweep and a chunk of the state:
-  int64_t border = 128;    // at multiples of this
+  bool histories = false;
+  int64_t border = 1;  // those that end at multiples of this
 };
 
-// `dtype`: of rows, bf16 or fp16. Nodes of the history are multiplied as they are,
-// and none are fp16.
+// `dtype`: of rows, bf16 or fp16. Nodes of the history are multiplied as they are, and none are fp16.
 inline SweepRoutes sweep_routes(const MixerShape& shape, const SlotMemory& state, int32_t dtype) {
-  return {shape.levels == 0 || state.node_layout.dtype == dtype, shape.grain > 128 ? shape.grain : 128};
+  // Raw rows become the type of the call's; bf16 numbers may be too large for fp16.
+  const bool raw = shape.grain <= kMostTail && !(dtype == LLA_F16 && state.tail_layout.dtype == LLA_BF16);
+  return {shape.levels == 0 || state.node_layout.dtype == dtype, raw ? 1 : shape.grain};
 }
 
 // Sequences of many rows, without a history or with one that a sweep can read: outputs by the sweep, states straight from

@@ -5,28 +5,11 @@
 
 #include "cuda/hopper/fragment.h"
 #include "cuda/hopper/scalar_gate_fragments.h"
+#include "cuda/hopper/scalar_gate_rows.h"
 #include "cuda/hopper/scalar_gate_sweep.h"
 #include "cuda/hopper/wgmma.h"
 
 namespace lla::cuda::hopper {
-
-// Rows of k and v that are not the call's hold anything at all: zeroes them. By all multiplying warpgroups together.
-template <int kKeyDim>
-__device__ __forceinline__ void clear_dead_rows(const SharedLayout& layout, char* shared, int stage, const LiveRows& rows,
-                                                int thread, int threads) {
-  using RowTile = SwizzledTile<kBlock, kKeyDim>;
-  char *k = shared + layout.k(stage), *v = shared + layout.v(stage);
-  constexpr int kChunks = 8 * (RowTile::kPanels + 1);
-#pragma unroll 1
-  for (int i = thread; i < kBlock * kChunks; i += threads) {
-    const int r = i / kChunks, c = i % kChunks;
-    if (r >= rows.lo && r < rows.hi) continue;
-    char* row = (c < 8 ? v : k + (c / 8 - 1) * RowTile::kPanelBytes) + r * kSwizzleRow + c % 8 * kSwizzleChunk;
-    *reinterpret_cast<uint4*>(row) = uint4{0, 0, 0, 0};
-  }
-  fence_shared_writes();
-  sync_some(1, threads);
-}
 
 template <Half kType, int kKeyDim, bool kLinear>
 struct RowSweep {
@@ -151,8 +134,7 @@ struct RowSweep {
       const float2 b = *reinterpret_cast<const float2*>(level + 8 * n + 2 * (lane % 4));
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        weights[n / 2][2 * (n % 2) + h] =
-            pack<kType>(sum[4 * n + 2 * h] * a[h] * b.x, sum[4 * n + 2 * h + 1] * a[h] * b.y);
+        weights[n / 2][2 * (n % 2) + h] = pack<kType>(sum[4 * n + 2 * h] * a[h] * b.x, sum[4 * n + 2 * h + 1] * a[h] * b.y);
     }
   }
 
@@ -163,8 +145,8 @@ struct RowSweep {
 #pragma unroll
     for (int step = 0; step < 4; ++step)
       multiply<kType, Major::kOuter>(out, weights[step],
-                                           moved(v, depth_offset(Major::kOuter, step * kDepthStep, ValueTile::kPanelBytes)),
-                                           adds || step > 0);
+                                     moved(v, depth_offset(Major::kOuter, step * kDepthStep, ValueTile::kPanelBytes)),
+                                     adds || step > 0);
     commit_products();
   }
 
@@ -307,8 +289,8 @@ struct RowSweep {
     still_needed(stored[1]);
     if (rows.lo > 0 || rows.hi < kBlock) {
       wait(&barriers->v_full[stage.index], stage.phase);
-      clear_dead_rows<kKeyDim>(in.layout, shared, stage.index, rows, static_cast<int>(threadIdx.x) - 128,
-                               kSweepThreads - 128);
+      complete_rows<kType, kKeyDim>(in, shared, stage.index, task, block, rows, static_cast<int>(threadIdx.x) - 128,
+                                    kSweepThreads - 128);
     }
     Sums scores, out;
     uint32_t factors[4][4];

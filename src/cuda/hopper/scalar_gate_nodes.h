@@ -102,15 +102,16 @@ struct NodeSweep {
     wait(&barriers->v_full[stage.index], stage.phase);
     if (rows.lo > 0 || rows.hi < kBlock) {
       constexpr int kFirst = kNodesOnly ? kSweepThreads - 2 * kKeyDim : 128;
-      clear_dead_rows<kKeyDim>(in.layout, shared, stage.index, rows, static_cast<int>(threadIdx.x) - kFirst,
-                               kSweepThreads - kFirst);
+      complete_rows<kType, kKeyDim>(in, shared, stage.index, task, block, rows, static_cast<int>(threadIdx.x) - kFirst,
+                                    kSweepThreads - kFirst);
     }
     wait(&barriers->tables_full[table.index], table.phase);
     // Also where nobody needs it, after the last block: products under way do not go with branches.
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       uint32_t keys[kFoldSteps][4];
-      load_folded<kType, RowTile>(keys, shared_address(shared + in.layout.k(stage.index)), node_row(part), tables.fold, lane);
+      load_folded<kType, RowTile>(keys, shared_address(shared + in.layout.k(stage.index)), node_row(part), tables.fold,
+                                  lane);
       if constexpr (kLinear) {
         const float decay = tables.merge[0];
 #pragma unroll

@@ -66,12 +66,19 @@ Size carve(const MixerShape& shape, bool half, int64_t rows, int64_t sequences, 
   return used;
 }
 
+// Blocks that a sequence touches at most, those of its history's raw rows included.
+int64_t most_blocks(const MixerShape& shape, int64_t most_rows, int64_t most_length) {
+  const int64_t raw = std::max(std::min(shape.grain, kMostTail) >> kBlockLog, int64_t{1}) - 1;
+  return std::min(blocks_of(most_rows, most_length) + raw, (most_length + kBlock - 1) >> kBlockLog);
+}
+
 // Linear: whether sequences are cut depends on the batch's longest one, but one for which it makes a difference, because it
 // is longer than a segment, always is. Log-linear: as is fastest, by the number of blocks that multiprocessors work on one
 // after the other; it changes no bit. The emulated device does as the environment says.
 Cut choose_cut(const MixerShape& shape, bool half, const BatchView& batch, int old_entries) {
   const int64_t by_position = (batch.most_length + kBlock - 1) >> kBlockLog,
-                blocks = blocks_of(batch.most_rows, batch.most_length);
+                blocks = old_entries > 0 ? most_blocks(shape, batch.most_rows, batch.most_length)
+                                         : blocks_of(batch.most_rows, batch.most_length);
   const auto segments_of = [&](int log) {
     const int64_t whole = (int64_t{1} << log) - 1;
     return std::min(((blocks + whole - 1) >> log) + 1, (by_position + whole) >> log);
@@ -141,8 +148,10 @@ bool accepts_sweep(const MixerForward& p) {
 
 // Of all ways in which batches within the limits may be cut.
 void measure_sweep(const MixerForward& p, const Limits& limits, Need* need) {
-  const auto bytes = [&](int log) { return carve(p.shape, is_half(p), limits.rows, limits.sequences, log, nullptr, nullptr); };
-  const int64_t blocks = blocks_of(limits.rows_per_sequence, limits.length);
+  const auto bytes = [&](int log) {
+    return carve(p.shape, is_half(p), limits.rows, limits.sequences, log, nullptr, nullptr);
+  };
+  const int64_t blocks = most_blocks(p.shape, limits.rows_per_sequence, limits.length);
   const int levels = node_levels(blocks, limits.length);
   need->shared = 0;
   if (p.shape.levels == 0) {
@@ -177,10 +186,10 @@ int32_t launch_sweep(const MixerForward& p, bool routes, char* scratch, void* st
   if (routes) {
     in.route = sweep_routes(shape, p.state, p.q.dtype);
     in.state = p.state;
-    in.grain_shift = bits(shape.grain) - 1 - kBlockLog;
+    in.grain_shift = bits(shape.grain / kHalf) - 1;
     in.apart = linear ? 0 : std::min(shape.separate_levels() + in.grain_shift, 31);
     if (in.route.histories && batch.past_alignment != kNoPast)
-      in.old_entries = linear ? 1 : bits(batch.most_length >> kBlockLog) + 1;
+      in.old_entries = linear ? 1 : bits(batch.most_length / shape.grain) + 1;
   }
   const Cut cut = choose_cut(shape, half, batch, linear ? 0 : in.old_entries);
   const int levels = cut.levels;

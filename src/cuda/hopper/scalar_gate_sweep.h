@@ -125,8 +125,8 @@ struct SweepParameters {
   SlotMemory state;       // with routes
   CUtensorMap old_nodes;  // of the state, if it is read: columns, dk, heads of the layer, ids
   int old_entries = 0;    // nodes that a history has at most
-  int grain_shift = 0;    // a chunk of the state is 2^grain_shift blocks; may be -1
-  int apart = 0;          // levels of blocks that the state keeps apart
+  int grain_shift = 0;    // a chunk of the state is 2^grain_shift halves of a block
+  int apart = 0;          // levels of halves that the state keeps apart
   int64_t tiles = 1;      // of kColumns values
   int64_t tasks = 0;
   // Of segments in order (segment_place), head and tile:
@@ -154,13 +154,14 @@ struct SweepParameters {
 struct Task {
   int64_t index = 0;                          // of the sequence, in tensors
   int row_begin = 0, rows = 0, position = 0;  // of the sequence
+  int base = 0;                               // position of the first raw row: the history's chunk begins with it
   int head = 0, group = 0, tile = 0;
   int first = 0, end = 0;               // blocks
   int segment = 0, oldest_segment = 0;  // number of this segment and of the sequence's first
   int places = 0;                       // place of the sequence's first segment
   bool last = true;                     // nothing reads the segment's node
   int sequence = 0;
-  uint32_t past = 0;  // levels of blocks of the history's nodes, and its absorbing node, or linear state
+  uint32_t past = 0;  // levels of halves of the history's nodes, up to `base`, and its absorbing node, or linear state
   bool oldest = false;
 
   // Fresh nodes of older segments: bit u is the one of 2^u segments.
@@ -169,7 +170,7 @@ struct Task {
     return differ == 0 ? 0 : static_cast<uint32_t>(segment) & ((uint32_t{2} << (31 - __clz(static_cast<int>(differ)))) - 1);
   }
   __device__ __forceinline__ int old_count() const { return __popcll(past) + oldest; }
-  // The history's node number `entry`, newest first: its level in the state's terms. `level`: of blocks; the absorbing
+  // The history's node number `entry`, newest first: its level in the state's terms. `level`: of halves; the absorbing
   // node's is above all.
   __device__ __forceinline__ int old_level(int entry, int grain_shift, int* level) const {
     uint32_t left = past;
@@ -199,14 +200,15 @@ __device__ __forceinline__ Task find_task(const SweepParameters& in, int64_t tas
   task.index = sequence.index;
   task.row_begin = static_cast<int>(sequence.row_begin);
   task.rows = in.takes(sequence) ? static_cast<int>(sequence.rows) : 0;
-  task.position = static_cast<int>(sequence.position);
+  task.position = task.base = static_cast<int>(sequence.position);
   task.sequence = b;
   if (in.old_entries > 0 && sequence.history.has_past()) {
-    const int blocks = task.position >> kBlockLog;
-    task.past = static_cast<uint32_t>(blocks) & ((uint32_t{1} << in.apart) - 1);
-    task.oldest = (in.shape.absorb || in.shape.levels == 0) && blocks >> in.apart != 0;
+    task.base &= -static_cast<int>(in.shape.grain);
+    const int halves = task.base / kHalf;
+    task.past = static_cast<uint32_t>(halves) & ((uint32_t{1} << in.apart) - 1);
+    task.oldest = (in.shape.absorb || in.shape.levels == 0) && halves >> in.apart != 0;
   }
-  const int first = task.position >> kBlockLog;
+  const int first = task.base >> kBlockLog;
   const int end = task.rows == 0 ? first : (task.position + task.rows + kBlock - 1) >> kBlockLog;
   task.oldest_segment = first >> in.segment_log;
   task.segment = task.oldest_segment + number % static_cast<int>(in.segments);
@@ -260,14 +262,16 @@ __device__ __forceinline__ float weight_before(const SweepParameters& in, const 
   return weight;
 }
 
-// Rows of the block that are the call's: local rows [lo, hi).
+// Rows of the block that are the call's: local rows [lo, hi). Before them, from `from` on, raw rows of the history.
 struct LiveRows {
-  int lo, hi;
+  int from, lo, hi;
   int row;  // of local row 0 on the row axis
 
   __device__ __forceinline__ LiveRows(const Task& task, int block) {
     const int before = task.position - (block << kBlockLog), end = before + task.rows;
+    const int raw = task.base - (block << kBlockLog);
     lo = before <= 0 ? 0 : before < kBlock ? before : kBlock;
+    from = raw <= 0 ? 0 : raw < lo ? raw : lo;
     hi = end >= kBlock ? kBlock : end > 0 ? end : 0;
     row = task.row_begin - before;
   }

@@ -4,6 +4,7 @@
 
 #include "cuda/common/element.h"
 #include "cuda/common/reduce.h"
+#include "cuda/common/tail_rows.h"
 #include "cuda/hopper/scalar_gate_sweep.h"
 
 namespace lla::cuda::hopper {
@@ -93,7 +94,7 @@ struct Factors {
 // zero.
 struct RowFactors {
   uint32_t gate[2], other[2], write[2];
-  uint32_t other_write[2];  // fp16
+  uint32_t other_write[2];               // fp16
   uint32_t lambda[2][kInnerLevels + 1];  // of the levels inside the block that the row reads
   bool live[2];
 };
@@ -113,7 +114,8 @@ __device__ __forceinline__ void load_rows(const Factors<kWide>& factors, const L
     if (gates && other >= rows.lo && other < rows.hi) to->other[i] = factors.gate.load(factors.gate.row(row + over));
     if (writes && to->live[i]) to->write[i] = factors.write.load(factors.write.row(row));
     if constexpr (kUnits) {
-      if (writes && other >= rows.lo && other < rows.hi) to->other_write[i] = factors.write.load(factors.write.row(row + over));
+      if (writes && other >= rows.lo && other < rows.hi)
+        to->other_write[i] = factors.write.load(factors.write.row(row + over));
     }
     if constexpr (kWeights) {
       const char* from = factors.lambda.row(row);
@@ -150,7 +152,7 @@ __device__ __forceinline__ void bring_rows(const Factors<kWide>& factors, const 
 struct OldNodes {
   int count = 0;
   int first = -1;   // its first block; -1: the absorbing node
-  float newer = 0;  // log decay from its end to that of the history
+  float newer = 0;  // log decay from its end to that of the newest
 
   OldNodes() = default;
   __device__ __forceinline__ OldNodes(const SweepParameters& in, const Task& task) : count(task.old_count()) {
@@ -159,7 +161,7 @@ struct OldNodes {
     if (lane < count) {
       int level;
       const int in_state = task.old_level(lane, in.grain_shift, &level);
-      if (level < kMostLevels) first = task.position >> kBlockLog >> (level + 1) << (level + 1);
+      if (level < kMostLevels) first = task.base / kHalf >> (level + 1) << (level + 1) >> 1;
       decay =
           load_element(in.state.node_decay(in.batch.sequences[task.sequence].history.node[in_state], task.head), LLA_F32, 0);
     }
@@ -170,7 +172,7 @@ struct OldNodes {
       sum += __shfl_sync(kAllLanes, decay, e);
     }
   }
-  // At which level rows of a block read number e.
+  // At which level rows of a block read number e. The node of a block's first half, in this block: at that of halves.
   __device__ __forceinline__ int level_of(int block, int e) const {
     const int begin = __shfl_sync(kAllLanes, first, e);
     return begin < 0 ? 1 << 20 : kInnerLevels + 32 - __clz(block ^ begin);
@@ -212,12 +214,13 @@ struct NodeDecays {
   int fold = 0;      // linear: exponent of the unit in which the state's sums are
 };
 
-// fp16: the units of a block. Write strengths and scale are replaced by what they are in these.
+// fp16: the units of a block. Write strengths and scale are replaced by what they are in these. `most`: the largest write
+// strength of raw rows of the other half.
 template <bool kLinear, bool kWide>
-__device__ __forceinline__ void choose_units(const Factors<kWide>& factors, const RowFactors& row, int first,
+__device__ __forceinline__ void choose_units(const Factors<kWide>& factors, const RowFactors& row, int first, float most,
                                              float (&write)[2], float (&scale)[2], int* fold, int (&exponent)[2]) {
   const bool writes = factors.write.present();
-  float most = writes ? 0.0f : 1.0f;
+  if (!writes) most = fmaxf(most, 1.0f);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     most = fmaxf(most, fabsf(write[i]));
@@ -250,11 +253,46 @@ constexpr int kSerialLevel = 3;
 // Whether a row stands in the upper half of its aligned block of 2^(d + 1) rows.
 __device__ __forceinline__ bool is_upper(int d, int row) { return ((row >> d) & 1) != 0; }
 
+// A block's raw rows of the history's tail, as seen from a lane's row r: gates and write strengths of r, then of the row
+// with the same place in the other half. They wait in columns of the block's tables that nobody but the lane fills, from the
+// task's beginning on: there are tables for two blocks, and a history has raw rows in no more (kMostTail).
+constexpr int kRawGate = 0, kRawWrite = 2;
+__device__ __forceinline__ bool is_raw(const LiveRows& rows, int r) { return r >= rows.from && r < rows.lo; }
+
+__device__ __forceinline__ void stage_raw_rows(const SweepParameters& in, const Task& task, const LiveRows& rows, int block,
+                                               int half, Tables* tables) {
+  const TailRows tail{in.state, in.batch.sequences[task.sequence].history};
+  const int first = kHalf * half + static_cast<int>(threadIdx.x) % 32, distance = (block << kBlockLog) - task.base;
+#pragma unroll 1
+  for (int i = 0; i < 4; ++i) {
+    const int r = first + 32 * (i % 2), from = i < 2 ? r : r ^ kHalf;
+    if (!is_raw(rows, from)) continue;
+    tables->level[kRawGate + i / 2][r] = tail.gate(task.head, distance + from);
+    tables->level[kRawWrite + i / 2][r] = tail.write(task.head, distance + from);
+  }
+}
+// Gives the largest write strength of the other half's.
+__device__ __forceinline__ float read_raw_rows(const LiveRows& rows, int first, const Tables& tables, float (&gate)[2],
+                                               float (&other)[2], float (&write)[2]) {
+  float most = 0;
+  if (rows.from == rows.lo) return most;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int r = first + 32 * i;
+    if (is_raw(rows, r)) gate[i] = tables.level[kRawGate][r], write[i] = tables.level[kRawWrite][r];
+    if (is_raw(rows, r ^ kHalf)) {
+      other[i] = tables.level[kRawGate + 1][r];
+      most = fmaxf(most, fabsf(tables.level[kRawWrite + 1][r]));
+    }
+  }
+  return most;
+}
+
 // Fills the tables of one block; `half` is the warp's.
 template <bool kLinear, bool kNodesOnly, bool kUnits, bool kWide>
-__device__ __forceinline__ void fill_tables(const Factors<kWide>& factors, const RowFactors& row, int block, int half,
-                                            bool makes, const OldNodes& old, NodeDecays* nodes, Tables* tables,
-                                            Units* units) {
+__device__ __forceinline__ void fill_tables(const Factors<kWide>& factors, const RowFactors& row, const LiveRows& rows,
+                                            int block, int half, bool makes, const OldNodes& old, NodeDecays* nodes,
+                                            Tables* tables, Units* units) {
   const int lane = static_cast<int>(threadIdx.x) % 32, first = kHalf * half + lane;
   float scale[2] = {factors.scale(), factors.scale()};
   if constexpr (!kLinear && !kNodesOnly)
@@ -267,9 +305,10 @@ __device__ __forceinline__ void fill_tables(const Factors<kWide>& factors, const
     other[i] = factors.gate.read(row.other[i]);
     write[i] = writes ? factors.write.read(row.write[i]) : row.live[i] ? 1.0f : 0.0f;
   }
+  [[maybe_unused]] const float of_raw = read_raw_rows(rows, first, *tables, prefix, other, write);
   int fold = 0, exponent[2] = {0, 0};
   if constexpr (kUnits) {
-    choose_units<kLinear || kNodesOnly>(factors, row, first, write, scale, &fold, exponent);
+    choose_units<kLinear || kNodesOnly>(factors, row, first, of_raw, write, scale, &fold, exponent);
     if constexpr (!kNodesOnly) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) units->row[first + 32 * i] = power_of_two(exponent[i]);
@@ -433,6 +472,15 @@ __device__ __forceinline__ void make_all_tables(const SweepParameters& in, char*
       }
     }
     RowFactors row, next;
+    Turn ahead = turn;
+#pragma unroll 1
+    for (int block = task.first; block < task.end; ++block) {
+      const LiveRows rows(task, block);
+      if (rows.from == rows.lo) break;
+      wait(&barriers->tables_free[ahead.index], ahead.phase ^ 1);
+      stage_raw_rows(in, task, rows, block, half, reinterpret_cast<Tables*>(shared + in.layout.tables(ahead.index)));
+      ahead.next(2);
+    }
     load_rows<kWeights, kUnits>(factors, LiveRows(task, task.first), half, 0, &row);
 #pragma unroll 1
     for (int block = task.first; block < task.end; ++block) {
@@ -444,7 +492,8 @@ __device__ __forceinline__ void make_all_tables(const SweepParameters& in, char*
       wait(&barriers->tables_free[turn.index], turn.phase ^ 1);
       Tables* tables = reinterpret_cast<Tables*>(shared + in.layout.tables(turn.index));
       Units* units = reinterpret_cast<Units*>(shared + in.layout.units_of(turn.index));
-      fill_tables<kLinear, kNodesOnly, kUnits>(factors, row, block, half, makes, old, &nodes, tables, units);
+      fill_tables<kLinear, kNodesOnly, kUnits>(factors, row, LiveRows(task, block), block, half, makes, old, &nodes, tables,
+                                               units);
       if constexpr (kNodesOnly) {
         if (half == 0 && block + 1 == task.end) {
           const int64_t place = in.place(task.places + task.segment - task.oldest_segment, task.head, task.tile);

@@ -4,6 +4,7 @@
 // several runs is their sum. Runs have the same places in every call, so that bits depend on the sequence alone.
 #include "cuda/common/reduce.h"
 #include "cuda/common/scratch_limit.h"
+#include "cuda/common/tail_rows.h"
 #include "cuda/common/units.h"
 #include "cuda/portable/head_slices.h"
 #include "cuda/portable/scalar_gate.h"
@@ -67,27 +68,46 @@ struct StoredBorder {
   __device__ int64_t begin(int level, int64_t grain) const { return (number >> (level + 1) << (level + 1)) * grain; }
 };
 
-// Rows of a call, by their distance from its first one. Sweeps take tensors whose rows are whole
-// pieces of 16 bytes only.
+// Position of the first row of a sequence that is no node's: the history's last chunk begins with it, or the sequence.
+__device__ __forceinline__ int64_t base_of(const Inputs& in, const Sequence& sequence) {
+  return sequence.history.has_past() ? sequence.position & -in.shape.grain : sequence.position;
+}
+
+// Rows of a call, by their distance from its first one, and before them those of the history's tail. Sweeps take tensors
+// whose rows are whole pieces of 16 bytes only.
 struct CallRows {
+  TailRows tail;
+  int raw;  // rows of the tail
+  int64_t group, head, v0;
   const char *key, *value;
   int64_t key_bytes, value_bytes;
   int key_columns, value_columns;
+  int32_t dtype;
 
   __device__ CallRows(const Inputs& in, const Sequence& sequence, int64_t head, int64_t v0)
-      : key(static_cast<const char*>(in.k.at(sequence.index, sequence.row_begin, in.shape.group_of(head)))),
+      : tail{in.state, sequence.history},
+        raw(static_cast<int>(sequence.position - base_of(in, sequence))),
+        group(in.shape.group_of(head)),
+        head(head),
+        v0(v0),
+        key(static_cast<const char*>(in.k.at(sequence.index, sequence.row_begin, group))),
         value(static_cast<const char*>(in.v.at(sequence.index, sequence.row_begin, head)) + 2 * v0),
         key_bytes(2 * in.k.row_stride),
         value_bytes(2 * in.v.row_stride),
         key_columns(static_cast<int>(in.shape.key_dim)),
-        value_columns(static_cast<int>(in.shape.value_dim - v0)) {}
+        value_columns(static_cast<int>(in.shape.value_dim - v0)),
+        dtype(in.k.dtype) {}
 
-  // 64 rows from `row` on into tiles; those before the first one count as zero. Complete after arrive().
+  // 64 rows from `row` on into tiles; those before the first raw one count as zero. Complete after arrive().
   __device__ __forceinline__ void fill(int64_t row, int key_tiles, ChunkTiles& to) const {
     const int c = 8 * (threadIdx.x % 8), first = threadIdx.x / 8;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int r = first + 16 * i, place = r * kStride + c;
+      if (row + r < 0 && row + r >= -raw) {
+        fill_tail(static_cast<int>(row + r) + raw, place, c, key_tiles, to);
+        continue;
+      }
       const bool live = row + r >= 0;
       const char* k = live ? key + (row + r) * key_bytes + 2 * c : key;
       const char* v = live ? value + (row + r) * value_bytes + 2 * c : value;
@@ -95,6 +115,20 @@ struct CallRows {
       if (key_tiles > 1) copy_async16(to.key[1].data + place, k + 2 * kTile, live && c + kTile < key_columns ? 16 : 0);
       copy_async16(to.value.data + place, v, live && c < value_columns ? 16 : 0);
     }
+  }
+  __device__ __forceinline__ void fill_tail(int row, int place, int c, int key_tiles, ChunkTiles& to) const {
+#pragma unroll
+    for (int i = 0; i < kMostKeyTiles; ++i) {
+      if (i >= key_tiles) continue;
+      if (c + kTile * i < key_columns)
+        tail.copy_eight(to.key[i].data + place, dtype, tail.key(group, row), (c + kTile * i) / 8);
+      else
+        copy_async16(to.key[i].data + place, key, 0);
+    }
+    if (c < value_columns)
+      tail.copy_eight(to.value.data + place, dtype, tail.value(head, row), static_cast<int>(v0 + c) / 8);
+    else
+      copy_async16(to.value.data + place, value, 0);
   }
 };
 
@@ -107,7 +141,14 @@ struct ChunkGates {
     for (int half = 0; half < 2; ++half) {
       const int64_t r = row + threadIdx.x % 32 + 32 * half, at = sequence.row_begin + r;
       gate[half] = 0, write[half] = r >= 0 ? 1 : 0;
-      if (r < 0) continue;
+      if (r < 0) {
+        const TailRows tail{in.state, sequence.history};
+        const int64_t raw = sequence.position - base_of(in, sequence);
+        if (r < -raw) continue;
+        gate[half] = tail.gate(head, static_cast<int>(r + raw));
+        write[half] = tail.write(head, static_cast<int>(r + raw));
+        continue;
+      }
       if (in.gate.present()) gate[half] = load_element(in.gate.at(sequence.index, at, head), in.gate.dtype, 0);
       if (in.write.present()) write[half] = load_element(in.write.at(sequence.index, at, head), in.write.dtype, 0);
     }
@@ -161,14 +202,13 @@ __device__ __forceinline__ void sum_rows(const Inputs& in, const Sequence& seque
     const float factor = power_of_two(unit - to);
     unit = to;
 #pragma unroll
-    for (int i = 0; i < kMostKeyTiles; ++i)
-      sum[i].each([&](int, int, float& x) { x *= factor; });
+    for (int i = 0; i < kMostKeyTiles; ++i) sum[i].each([&](int, int, float& x) { x *= factor; });
   };
   ChunkGates gates;
   float newer = 0;  // of the first warp: log decay over the chunks that are done
   const bool makes_factors = threadIdx.x < 32;
   // Distances of chunks' first rows from the sequence's.
-  const int64_t first = max(begin, sequence.position & ~int64_t{kTile - 1}) - sequence.position;
+  const int64_t first = max(begin, base_of(in, sequence) & ~int64_t{kTile - 1}) - sequence.position;
   int64_t row = end - sequence.position - kTile;
   int side = 0;
   if (row >= first) {
