@@ -215,7 +215,7 @@ TEST_F(HopperScalarGate, Histories) {
   check_states(c);  // at this decay what the reference rounds at each chunk is soon gone
   c.node_dtype = LLA_F32;
   check_states(c);
-  c.shape.levels = 15;  // nodes in fp32 are not for sweeps
+  c.shape.levels = 15;  // nodes in fp32 become copies in the rows' type
   check_states(c);
 }
 
@@ -263,6 +263,27 @@ TEST_F(HopperScalarGate, HistoriesWithinBlocks) {
     c.tail_dtype = LLA_F16;
     c.inputs.decay = 0.002;
     check_states(c);
+  }
+}
+
+// Copies of a history's nodes in the rows' type: the same bits whether all heads go at once or in slices.
+TEST_F(HopperScalarGate, CopiesOfNodes) {
+  Case c = make_case(6, 2, 40, 72, 15, {{300, 5000, 0}, {150, 128 * 5, 0}});
+  c.inputs.decay = 0.002;
+  for (const int64_t scratch : {0, 1 << 16}) {
+    for (const bool absorb : {false, true}) {
+      for (const bool cyclic : {false, true}) {
+        c.shape.absorb = absorb;
+        c.shape.levels = absorb ? 9 : 15;
+        c.shape.head_map = cyclic ? LLA_HEAD_MAP_CYCLIC : LLA_HEAD_MAP_BLOCKED;
+        const Values whole = run_case(hopper_kernels(), c);
+        check_states(c);
+        setenv("LLA_EMULATED_SCRATCH", std::to_string(scratch).c_str(), 1);
+        const Values sliced = run_case(hopper_kernels(), c);
+        unsetenv("LLA_EMULATED_SCRATCH");
+        for (const char* name : {"y", "state", "state scalars"}) EXPECT_EQ(whole.at(name), sliced.at(name)) << name;
+      }
+    }
   }
 }
 
@@ -326,7 +347,7 @@ TEST_F(HopperScalarGate, Routes) {
   EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
   shape.grain = 64;
   state.node_layout.dtype = LLA_F32;
-  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
   shape.levels = 0;
   EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
   s.history.start = 64;

@@ -15,15 +15,14 @@ constexpr int64_t kMostTail = 256;
 
 // Of a layer and its state: which histories a sweep can read.
 struct SweepRoutes {
-  bool histories = false;
   int64_t border = 1;  // those that end at multiples of this
 };
 
-// `dtype`: of rows, bf16 or fp16. Nodes of the history are multiplied as they are, and none are fp16.
+// `dtype`: of rows, bf16 or fp16.
 inline SweepRoutes sweep_routes(const MixerShape& shape, const SlotMemory& state, int32_t dtype) {
   // Raw rows become the type of the call's; bf16 numbers may be too large for fp16.
   const bool raw = shape.grain <= kMostTail && !(dtype == LLA_F16 && state.tail_layout.dtype == LLA_BF16);
-  return {shape.levels == 0 || state.node_layout.dtype == dtype, raw ? 1 : shape.grain};
+  return {raw ? 1 : shape.grain};
 }
 
 // Sequences of many rows, without a history or with one that a sweep can read: outputs by the sweep, states straight from
@@ -31,12 +30,12 @@ inline SweepRoutes sweep_routes(const MixerShape& shape, const SlotMemory& state
 LLA_HOST_DEVICE inline bool takes_sweep(const Sequence& sequence, const SweepRoutes& routes) {
   if (sequence.padding || sequence.rows < kSweepRows || sequence.nodes_to_store_count > kSweepBorders) return false;
   if (!sequence.history.has_past()) return true;
-  return routes.histories && sequence.history.start == 0 && (sequence.position & (routes.border - 1)) == 0;
+  return sequence.history.start == 0 && (sequence.position & (routes.border - 1)) == 0;
 }
 // Whether all sequences of a batch do, as far as the host can see.
 inline bool all_take_sweeps(const BatchView& batch, const SweepRoutes& routes) {
   if (batch.least_rows < kSweepRows || batch.most_nodes_to_store > kSweepBorders) return false;
-  return batch.past_alignment == kNoPast || (routes.histories && batch.past_alignment >= routes.border);
+  return batch.past_alignment == kNoPast || batch.past_alignment >= routes.border;
 }
 
 }  // namespace lla::cuda

@@ -19,7 +19,6 @@ constexpr int64_t kShortScratch = int64_t{32} << 20;  // that shorter segments m
 
 bool is_half(const MixerForward& p) { return p.q.dtype == LLA_F16; }
 
-int64_t tiles_of(const MixerShape& shape) { return (shape.value_dim + kColumns - 1) / kColumns; }
 // How sequences are cut.
 struct Cut {
   int levels;                // of nodes that are read
@@ -166,6 +165,15 @@ void measure_sweep(const MixerForward& p, const Limits& limits, Need* need) {
     else
       need->shared = used.valid() ? std::max(need->shared, used.value()) : -1;
   }
+  const int64_t copies = sliced_bytes(
+      p.shape.heads,
+      [&](int64_t heads) {
+        MixerForward slice = p;
+        slice.shape.heads = heads;
+        return old_copies_bytes(slice, limits);
+      },
+      most_old_copies());
+  if (need->shared >= 0) need->shared = copies >= 0 ? (Size(need->shared).aligned(256) + copies).value() : -1;
 }
 
 int32_t launch_sweep(const MixerForward& p, bool routes, char* scratch, void* stream) {
@@ -188,7 +196,7 @@ int32_t launch_sweep(const MixerForward& p, bool routes, char* scratch, void* st
     in.state = p.state;
     in.grain_shift = bits(shape.grain / kHalf) - 1;
     in.apart = linear ? 0 : std::min(shape.separate_levels() + in.grain_shift, 31);
-    if (in.route.histories && batch.past_alignment != kNoPast)
+    if (batch.past_alignment != kNoPast)
       in.old_entries = linear ? 1 : bits(batch.most_length / shape.grain) + 1;
   }
   const Cut cut = choose_cut(shape, half, batch, linear ? 0 : in.old_entries);
@@ -196,10 +204,11 @@ int32_t launch_sweep(const MixerForward& p, bool routes, char* scratch, void* st
   const bool segmented = cut.segmented();
   const int64_t sweeps = batch.count * shape.heads * in.tiles;
   SharedLayout& layout = in.layout;
+  Size used;
   if (segmented) {
     in.segment_log = cut.segment_log;
     in.segments = cut.segments;
-    carve(shape, half, batch.total_rows, batch.count, cut.segment_log, scratch, &in);
+    used = carve(shape, half, batch.total_rows, batch.count, cut.segment_log, scratch, &in);
   }
   layout.units = half;
   layout.slots = linear ? 2 : cut.slots();
@@ -212,7 +221,22 @@ int32_t launch_sweep(const MixerForward& p, bool routes, char* scratch, void* st
   if (status == LLA_OK) status = make_map(rows_view(p.k, shape.key_dim, batch.total_rows, shape.groups), &in.k);
   if (status == LLA_OK) status = make_map(rows_view(p.v, shape.value_dim, batch.total_rows, shape.heads), &in.v);
   if (status != LLA_OK) return status;
-  if (!linear && in.old_entries > 0) {
+  const bool copies = !linear && in.old_entries > 0 && p.state.node_layout.dtype != p.q.dtype;
+  if (copies) {
+    const int64_t places = batch.count * in.old_entries * shape.heads * in.tiles;
+    in.old_copies = reinterpret_cast<unsigned short*>(scratch + used.value());
+    used += (Size(places) * key_dim * kColumns * 2).aligned(256);
+    if (half) in.old_largest = reinterpret_cast<float*>(scratch + used.value());
+    const int64_t of_head = int64_t{2} * key_dim * kColumns, heads = shape.heads * in.tiles;
+    const TensorView<4> view{TensorType::kBf16,
+                             in.old_copies,
+                             {kColumns, key_dim, heads, batch.count * in.old_entries},
+                             {2 * kColumns, of_head, of_head * heads},
+                             {kColumns, key_dim, 1, 1}};
+    status = make_map(view, &in.old_nodes);
+    if (status == LLA_OK) status = launch_old_copies(in, key_dim, half, stream);
+    if (status != LLA_OK) return status;
+  } else if (!linear && in.old_entries > 0) {
     const NodeLayout& nodes = p.state.node_layout;
     const TensorView<4> view{TensorType::kBf16,
                              p.state.nodes.base,
@@ -233,7 +257,8 @@ int32_t launch_sweep(const MixerForward& p, bool routes, char* scratch, void* st
 }
 
 int32_t load_sweep() {
-  const int32_t status = load_sweeps<Half::kBf16>();
+  int32_t status = load_old_copies();
+  if (status == LLA_OK) status = load_sweeps<Half::kBf16>();
   return status == LLA_OK ? load_sweeps<Half::kF16>() : status;
 }
 

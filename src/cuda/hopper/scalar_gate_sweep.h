@@ -10,6 +10,7 @@
 #include "cuda/common/element.h"
 #include "cuda/common/reduce.h"
 #include "cuda/common/scalar_gate_routes.h"
+#include "cuda/common/scratch_limit.h"
 #include "cuda/common/units.h"
 #include "cuda/hopper/matrix_copy.h"
 #include "cuda/hopper/mbarrier.h"
@@ -123,7 +124,10 @@ struct SweepParameters {
   bool routes = false;       // only sequences that takes_sweep() names; else all, whose histories do not count
   SweepRoutes route;
   SlotMemory state;       // with routes
-  CUtensorMap old_nodes;  // of the state, if it is read: columns, dk, heads of the layer, ids
+  CUtensorMap old_nodes;  // of the state, if it is read: columns, dk, heads of the layer, ids; or of `old_copies`
+  // [sequence][entry][head][tile][dk][64]: nodes of histories in the rows' type, where the state has them in another.
+  unsigned short* old_copies = nullptr;
+  float* old_largest = nullptr;  // fp16, of each: the largest number in it, from which its unit follows
   int old_entries = 0;    // nodes that a history has at most
   int grain_shift = 0;    // a chunk of the state is 2^grain_shift halves of a block
   int apart = 0;          // levels of halves that the state keeps apart
@@ -144,6 +148,9 @@ struct SweepParameters {
   }
   __device__ __forceinline__ bool takes(const Sequence& sequence) const {
     return !sequence.padding && (!routes || takes_sweep(sequence, route));
+  }
+  LLA_HOST_DEVICE int64_t old_place(int64_t b, int64_t entry, int64_t head, int64_t tile) const {
+    return ((b * old_entries + entry) * shape.heads + head) * tiles + tile;
   }
   LLA_HOST_DEVICE int64_t place(int64_t segment_place, int64_t head, int64_t tile) const {
     return (segment_place * shape.heads + head) * tiles + tile;
@@ -296,6 +303,13 @@ template <Half kType>
 int32_t launch_sweeps(SweepParameters* in, int key_dim, bool segmented, void* stream);
 template <Half kType>
 int32_t load_sweeps();
+
+// Fills `old_copies`.
+int32_t launch_old_copies(const SweepParameters& in, int key_dim, bool half, void* stream);
+int32_t load_old_copies();
+// Bytes of those of a problem; how many there should be at most: heads go in slices.
+inline int64_t most_old_copies() { return most_scratch() < int64_t{128} << 20 ? most_scratch() : int64_t{128} << 20; }
+Size old_copies_bytes(const MixerForward& p, const Limits& limits);
 
 // The sweep as a whole; shapes, types and views that it takes, whatever the state.
 bool accepts_sweep(const MixerForward& p);

@@ -64,11 +64,15 @@ __device__ void copy_nodes(const SweepParameters& in, char* shared, Barriers* ba
         turn.next(in.layout.ring);
       }
       for (int entry = 0; entry < task.old_count(); ++entry) {
-        int level;
-        const int32_t id = in.batch.sequences[task.sequence].history.node[task.old_level(entry, in.grain_shift, &level)];
+        int column = 0, head = task.head * static_cast<int>(in.tiles) + task.tile, node = task.sequence * in.old_entries + entry;
+        if (in.old_copies == nullptr) {
+          int level;
+          node = in.batch.sequences[task.sequence].history.node[task.old_level(entry, in.grain_shift, &level)];
+          column = kColumns * task.tile;
+          head = static_cast<int32_t>(in.state.layer_head(task.head));
+        }
         next();
-        load_box(shared + in.layout.ring_slot(turn.index), &in.old_nodes,
-                 {kColumns * task.tile, 0, static_cast<int32_t>(in.state.layer_head(task.head)), id},
+        load_box(shared + in.layout.ring_slot(turn.index), &in.old_nodes, {column, 0, head, node},
                  &barriers->ring_full[turn.index]);
         turn.next(in.layout.ring);
       }

@@ -153,6 +153,7 @@ struct OldNodes {
   int count = 0;
   int first = -1;   // its first block; -1: the absorbing node
   float newer = 0;  // log decay from its end to that of the newest
+  float unit = 1;   // fp16: of the copy that is read
 
   OldNodes() = default;
   __device__ __forceinline__ OldNodes(const SweepParameters& in, const Task& task) : count(task.old_count()) {
@@ -165,6 +166,8 @@ struct OldNodes {
       decay =
           load_element(in.state.node_decay(in.batch.sequences[task.sequence].history.node[in_state], task.head), LLA_F32, 0);
     }
+    if (in.old_largest && lane < count)
+      unit = power_of_two(exponent_above(in.old_largest[in.old_place(task.sequence, lane, task.head, task.tile)]));
     float sum = 0;
 #pragma unroll 1
     for (int e = 0; e < count; ++e) {
@@ -399,7 +402,10 @@ __device__ __forceinline__ void fill_tables(const Factors<kWide>& factors, const
     if (half == 0 && ((reads >> lane) & 1))
       tables->newer[__popcll(reads & ((uint32_t{1} << lane) - 1))] =
           kUnits ? quick_decay(newer) * power_of_two(of_node) : quick_decay(newer);
-    if (half == 0 && lane < old.count) tables->newer[__popcll(reads) + lane] = quick_decay(of_call + old.newer);
+    if (half == 0 && lane < old.count) {
+      const float decay = quick_decay(of_call + old.newer);
+      tables->newer[__popcll(reads) + lane] = kUnits ? decay * old.unit : decay;
+    }
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
