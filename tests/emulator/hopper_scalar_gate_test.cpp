@@ -34,12 +34,16 @@ Case make_case(int64_t heads, int64_t groups, int64_t dk, int64_t dv, int64_t le
   return c;
 }
 
-void check(const Case& c) {
-  SCOPED_TRACE(describe(c));
-  const Kernels hopper = hopper_kernels();
-  ASSERT_NE(hopper.forward, nullptr);
-  const Values got = run_case(hopper, c), want = run_case(reference_kernels(), c);
-  EXPECT_LT(norm_error(got.at("y"), want.at("y")), 4e-3);
+// Rows of bf16 and of fp16, of which half as many bits are lost eight times over.
+void check(Case c) {
+  for (const int32_t dtype : {LLA_BF16, LLA_F16}) {
+    c.inputs.dtype = c.out_dtype = dtype;
+    SCOPED_TRACE(describe(c));
+    const Kernels hopper = hopper_kernels();
+    ASSERT_NE(hopper.forward, nullptr);
+    const Values got = run_case(hopper, c), want = run_case(reference_kernels(), c);
+    EXPECT_LT(norm_error(got.at("y"), want.at("y")), dtype == LLA_BF16 ? 4e-3 : 6e-4);
+  }
 }
 
 TEST_F(HopperScalarGate, LogLinear) { check(make_case(2, 1, 128, 64, 10, {{300}, {64}, {1}, {128}})); }
@@ -67,6 +71,42 @@ TEST_F(HopperScalarGate, HardGates) {
   c.inputs.gate = c.inputs.write = false;
   check(c);
   c.shape.levels = 10;
+  check(c);
+}
+
+// Contents of nodes and states far beyond the largest fp16 number (16 384 rows of 16 each are 131 072 half the time), and far
+// below the least that keeps its bits. Outputs are of ordinary size.
+TEST_F(HopperScalarGate, SumsBeyondTheRangeOfRows) {
+  Case c = make_case(1, 1, 64, 32, 16, {{16384 + 300}});
+  c.inputs.lift = 4;
+  c.inputs.decay = 1e-6;
+  c.inputs.lambda_size = 0.005;
+  for (const char* log : {"5", "3"}) {
+    SCOPED_TRACE(log);
+    setenv("LLA_EMULATED_SEGMENT_LOG", log, 1);
+    check(c);
+  }
+  unsetenv("LLA_EMULATED_SEGMENT_LOG");
+  c.shape.levels = 0;
+  c.shape.scale = 1e-4;
+  check(c);
+  c = make_case(1, 1, 64, 32, 15, {{3000}});
+  c.inputs.write_size = 1e-6;
+  c.inputs.decay = 0.002;
+  c.shape.scale = 1e5;
+  check(c);
+  c.shape.levels = 0;
+  check(c);
+  c.inputs.write_size = 1e6;
+  c.shape.scale = 1e-7;
+  check(c);
+  c.shape.levels = 15;
+  check(c);
+  // Scores beyond the range, too.
+  c.inputs.write_size = 1;
+  c.inputs.query_size = 1e4;
+  c.inputs.lift = 2;
+  c.shape.scale = 1e-5;
   check(c);
 }
 
@@ -117,11 +157,17 @@ TEST_F(HopperScalarGate, Segments) {
 Part fresh_part(int64_t rows, int64_t position = 0) { return {rows, position, position, false, true}; }
 
 void check_states(Case c) {
-  SCOPED_TRACE(describe(c));
-  const Values got = run_case(hopper_kernels(), c), want = run_case(reference_kernels(), c);
-  EXPECT_LT(norm_error(got.at("y"), want.at("y")), 4e-3);
-  EXPECT_LT(norm_error(got.at("state"), want.at("state")), 4e-3);
-  EXPECT_LT(max_error(got.at("state scalars"), want.at("state scalars")), 1e-5);
+  const int32_t tails = c.tail_dtype;
+  for (const int32_t dtype : {LLA_BF16, LLA_F16}) {
+    c.inputs.dtype = c.out_dtype = dtype;
+    c.tail_dtype = tails == LLA_BF16 ? dtype : tails;
+    SCOPED_TRACE(describe(c));
+    const Values got = run_case(hopper_kernels(), c), want = run_case(reference_kernels(), c);
+    const double bound = dtype == LLA_BF16 || c.node_dtype == LLA_BF16 ? 4e-3 : 6e-4;  // by the narrower of rows and nodes
+    EXPECT_LT(norm_error(got.at("y"), want.at("y")), bound);
+    EXPECT_LT(norm_error(got.at("state"), want.at("state")), bound);
+    EXPECT_LT(max_error(got.at("state scalars"), want.at("state scalars")), 1e-5);
+  }
 }
 
 TEST_F(HopperScalarGate, States) {
@@ -198,28 +244,28 @@ TEST_F(HopperScalarGate, Routes) {
   state.node_layout.dtype = LLA_BF16;
   Sequence s = plain_sequence(0, 128);
   s.history.tail = 3;
-  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
   s.rows = 127;
-  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
   s.rows = 500;
   s.position = s.history.position = 256;
-  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
   shape.grain = 512;
-  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
   shape.grain = 64;
   state.node_layout.dtype = LLA_F32;
-  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
   shape.levels = 0;
-  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
   s.position = s.history.position = 192;
-  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
   s.position = s.history.position = 256;
   s.history.start = 64;
-  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
   s.history.start = 256;
-  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
   s.nodes_to_store_count = 5;
-  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
 }
 
 // Bits of rows that read a history do not depend on how the call is cut.

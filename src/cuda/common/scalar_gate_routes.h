@@ -16,8 +16,10 @@ struct SweepRoutes {
   int64_t border = 128;    // at multiples of this
 };
 
-inline SweepRoutes sweep_routes(const MixerShape& shape, const SlotMemory& state) {
-  return {shape.levels == 0 || state.node_layout.dtype == LLA_BF16, shape.grain > 128 ? shape.grain : 128};
+// `dtype`: of rows, bf16 or fp16. Nodes of the history are multiplied as they are,
+// and none are fp16.
+inline SweepRoutes sweep_routes(const MixerShape& shape, const SlotMemory& state, int32_t dtype) {
+  return {shape.levels == 0 || state.node_layout.dtype == dtype, shape.grain > 128 ? shape.grain : 128};
 }
 
 // Sequences of many rows, without a history or with one that a sweep can read: outputs by the sweep, states straight from

@@ -171,7 +171,7 @@ struct BlockFold {
       return;
     }
     uint32_t keys[kFoldSteps][4];
-    load_folded<typename Shared::RowTile>(keys, shared_address(stage.k), 16 * warp, shared->fold[turn.index][head], lane);
+    load_folded<Half::kBf16, typename Shared::RowTile>(keys, shared_address(stage.k), 16 * warp, shared->fold[turn.index][head], lane);
     if constexpr (kLinear) {
 #pragma unroll
       for (float& sum : sums) sum *= state_decay;
@@ -179,7 +179,7 @@ struct BlockFold {
       make_fresh(sums);
     }
     fence_products(sums);
-    issue_fold<typename Shared::ValueTile>(sums, keys, shared_address(stage.v[head]), kLinear);
+    issue_fold<Half::kBf16, typename Shared::ValueTile>(sums, keys, shared_address(stage.v[head]), kLinear);
     wait_products<0>(sums);
 #pragma unroll
     for (int i = 0; i < kFoldSteps; ++i) pin(keys[i]);
@@ -188,12 +188,12 @@ struct BlockFold {
 #pragma unroll
     for (int j = 0; j < kRunLog && !kLinear; ++j) {
       if (joins(run, block, level, j))
-        add_node<NodeTile>(sums, shared_address(shared->nodes[head][j]), 16 * warp, decay[j], lane);
+        add_node<Half::kBf16, NodeTile>(sums, shared_address(shared->nodes[head][j]), 16 * warp, decay[j], lane);
     }
     if constexpr (kLinear) return store_state(slot * kPieces + run.piece);
     char* tile = shared->nodes[head][level < kRunLog ? level : kRunLog - 1];
     __syncwarp();
-    store_node<NodeTile>(sums, shared_address(tile), 16 * warp, lane);
+    store_node<Half::kBf16, NodeTile>(sums, shared_address(tile), 16 * warp, lane, 1);
     __syncwarp();
     unsigned short* node = in.nodes_memory + slot * (kKeyDim * kColumns);
     uint4* to = reinterpret_cast<uint4*>(node) + 16 * warp * (kColumns / 8);
@@ -208,7 +208,7 @@ struct BlockFold {
   // meet again, before they write there.
   __device__ __forceinline__ void store_state(int64_t place) {
     char* tile = shared->nodes[0][tiles.index];
-    store_node<NodeTile>(sums, shared_address(tile), 16 * warp, lane);
+    store_node<Half::kBf16, NodeTile>(sums, shared_address(tile), 16 * warp, lane, 1);
     fence_shared_writes();
     sync_some(1, kThreads);
     if (threadIdx.x == 0) {

@@ -8,7 +8,10 @@
 
 #include "core/checked.h"
 #include "cuda/common/element.h"
+#include "cuda/common/reduce.h"
 #include "cuda/common/scalar_gate_routes.h"
+#include "cuda/common/units.h"
+#include "cuda/hopper/matrix_copy.h"
 #include "cuda/hopper/mbarrier.h"
 #include "cuda/hopper/swizzle.h"
 #include "cuda/hopper/tma.h"
@@ -44,6 +47,14 @@ struct Tables {
   float newer[kMostLevels];  // of an entry, to the block's start
 };
 
+// fp16 (common/units.h), behind that: a block's write strengths are below 2^`fold`, and so are the factors of its rows.
+struct Units {
+  float row[kBlock];  // of a row's sums
+  float sum;          // of the sums of the node that the block makes: 2^fold
+  float node;         // the same over the unit of the node as it is stored
+  float unused[2];
+};
+
 // Places of things in shared memory. Tiles first: they need 1024 bytes. Sums are formed on the host: the kernel has no
 // register to keep them in.
 struct SharedLayout {
@@ -53,6 +64,7 @@ struct SharedLayout {
   uint32_t node_bytes = 0, stage_bytes = 0, table_bytes = 0;
   uint32_t ring_begin = 0, q_begin = 0, k_begin = 0, v_begin = 0, staging_begin = 0, tables_begin = 0, barriers_begin = 0;
   uint32_t bytes = 0;
+  bool units = false;  // fp16
 
   // `entries`: nodes that a row reads; none at all where nothing but nodes is made.
   void place(int key_dim, int entries, bool nodes_only) {
@@ -60,6 +72,7 @@ struct SharedLayout {
     node_bytes = static_cast<uint32_t>(key_dim) * kSwizzleRow;
     stage_bytes = q_bytes + k_bytes + kBlock * kSwizzleRow;
     table_bytes = static_cast<uint32_t>(sizeof(Tables)) + static_cast<uint32_t>(entries) * kBlock * 4;
+    if (units) table_bytes += static_cast<uint32_t>(sizeof(Units));
     ring_begin = static_cast<uint32_t>(slots) * node_bytes;
     q_begin = ring_begin + static_cast<uint32_t>(ring) * node_bytes;
     k_begin = q_begin + q_bytes;
@@ -85,6 +98,7 @@ struct SharedLayout {
   // 1 KiB for each warp that makes outputs: rows of y on their way out.
   LLA_HOST_DEVICE uint32_t staging(int warp) const { return staging_begin + static_cast<uint32_t>(warp) * 1024; }
   LLA_HOST_DEVICE uint32_t tables(int i) const { return tables_begin + static_cast<uint32_t>(i) * table_bytes; }
+  LLA_HOST_DEVICE uint32_t units_of(int i) const { return tables(i + 1) - static_cast<uint32_t>(sizeof(Units)); }
 };
 
 struct Barriers {
@@ -119,8 +133,10 @@ struct SweepParameters {
   float* sums = nullptr;  // [place][dk][64], linear: later the state before the segment; log-linear: the node
   // [place][2]: log decay over the segment; log-linear: over its last block, and of the nodes that this one merged.
   float* sum_decay = nullptr;
-  unsigned short* upper = nullptr;  // [place][dk][64] bf16: the node that ends with the segment
+  unsigned short* upper = nullptr;  // [place][dk][64] in the rows' type: the node that ends with the segment
   float* upper_decay = nullptr;     // [place]
+  // fp16, [place]: weight of the sums, linear: later of the rows in the state before; of the node.
+  float *sum_weight = nullptr, *upper_weight = nullptr;
 
   // Number of the first of the sequence's segments; those of two sequences never meet.
   LLA_HOST_DEVICE int64_t first_place(const Sequence& sequence, int64_t b) const {
@@ -223,7 +239,26 @@ struct LinearState {
   __device__ __forceinline__ float get(int row, int column) const {
     return row < rows && column < columns ? load_element(data, dtype, static_cast<int64_t>(row) * stride + column) : 0.0f;
   }
+  // The largest absolute value, by a warp.
+  __device__ __forceinline__ float largest() const {
+    float most = 0;
+    if (is_there()) {
+#pragma unroll 4
+      for (int i = static_cast<int>(threadIdx.x) % 32; i < rows * kColumns; i += 32)
+        most = fmaxf(most, fabsf(get(i / kColumns, i % kColumns)));
+    }
+    return warp_max(most);
+  }
 };
+
+// fp16: weight of what is in a linear state before a segment.
+__device__ __forceinline__ float weight_before(const SweepParameters& in, const Task& task) {
+  float weight = 0;
+  if (task.oldest) weight = LinearState(in, in.batch.sequences[task.sequence], task.head, task.tile).largest();
+  if (task.segment > task.oldest_segment)
+    weight += in.sum_weight[in.place(task.places + task.segment - task.oldest_segment, task.head, task.tile)];
+  return weight;
+}
 
 // Rows of the block that are the call's: local rows [lo, hi).
 struct LiveRows {
@@ -251,6 +286,12 @@ struct Turn {
     }
   }
 };
+
+// Kernels of one type of rows, in files of their own.
+template <Half kType>
+int32_t launch_sweeps(SweepParameters* in, int key_dim, bool segmented, void* stream);
+template <Half kType>
+int32_t load_sweeps();
 
 // The sweep as a whole; shapes, types and views that it takes, whatever the state.
 bool accepts_sweep(const MixerForward& p);

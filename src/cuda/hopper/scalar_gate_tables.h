@@ -93,12 +93,13 @@ struct Factors {
 // zero.
 struct RowFactors {
   uint32_t gate[2], other[2], write[2];
+  uint32_t other_write[2];  // fp16
   uint32_t lambda[2][kInnerLevels + 1];  // of the levels inside the block that the row reads
   bool live[2];
 };
 
 // Of the rows `ahead` of those that `factors` stands at.
-template <bool kWeights, bool kWide>
+template <bool kWeights, bool kUnits, bool kWide>
 __device__ __forceinline__ void load_rows(const Factors<kWide>& factors, const LiveRows& rows, int half, int ahead,
                                           RowFactors* to) {
   const int first = kHalf * half + static_cast<int>(threadIdx.x) % 32, over = kHalf - 2 * kHalf * half;
@@ -107,10 +108,13 @@ __device__ __forceinline__ void load_rows(const Factors<kWide>& factors, const L
   for (int i = 0; i < 2; ++i) {
     const int r = first + 32 * i, other = r + over, row = ahead + 32 * i;
     to->live[i] = r >= rows.lo && r < rows.hi;
-    to->gate[i] = to->other[i] = to->write[i] = 0;
+    to->gate[i] = to->other[i] = to->write[i] = to->other_write[i] = 0;
     if (gates && to->live[i]) to->gate[i] = factors.gate.load(factors.gate.row(row));
     if (gates && other >= rows.lo && other < rows.hi) to->other[i] = factors.gate.load(factors.gate.row(row + over));
     if (writes && to->live[i]) to->write[i] = factors.write.load(factors.write.row(row));
+    if constexpr (kUnits) {
+      if (writes && other >= rows.lo && other < rows.hi) to->other_write[i] = factors.write.load(factors.write.row(row + over));
+    }
     if constexpr (kWeights) {
       const char* from = factors.lambda.row(row);
 #pragma unroll
@@ -202,7 +206,43 @@ struct NodeDecays {
   float decay = 0;
   uint32_t present = 0;
   float last[2] = {0, 0};  // where nothing but nodes is made: log decays over the last block and of the nodes that it merged
+  // fp16. Lane b: weight of the node of level b, whose unit follows from it; linear, all lanes: of the state.
+  float weight = 0;
+  float latest = 0;  // of the node, or state, that the last block has made
+  int fold = 0;      // linear: exponent of the unit in which the state's sums are
 };
+
+// fp16: the units of a block. Write strengths and scale are replaced by what they are in these.
+template <bool kLinear, bool kWide>
+__device__ __forceinline__ void choose_units(const Factors<kWide>& factors, const RowFactors& row, int first,
+                                             float (&write)[2], float (&scale)[2], int* fold, int (&exponent)[2]) {
+  const bool writes = factors.write.present();
+  float most = writes ? 0.0f : 1.0f;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    most = fmaxf(most, fabsf(write[i]));
+    if (writes) most = fmaxf(most, fabsf(factors.write.read(row.other_write[i])));
+  }
+  *fold = exponent_above(warp_max(most));
+  // Of a row, that of its largest λ inside the block, and four more: scores that large have room.
+  constexpr int kRoom = 4;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float of_row = kLinear ? 1.0f : 0.0f;
+    if constexpr (!kLinear) {
+#pragma unroll
+      for (int l = 0; l <= kInnerLevels; ++l) {
+        const bool reads = ((2 * (first + 32 * i) + 1) >> l & 1) != 0;
+        if (reads) of_row = fmaxf(of_row, fabsf(factors.lambda.read(row.lambda[i][l])));
+      }
+    }
+    const int of_weights = exponent_above(of_row * fabsf(scale[i])) + kRoom;
+    scale[i] *= power_of_two(-of_weights);
+    write[i] *= power_of_two(-*fold);
+    exponent[i] = of_weights + *fold;
+  }
+}
+
 // Sums of the decays of newer nodes go on one by one from this level: the nodes of a segment know the sum of those below
 // alone, and a join of segments adds the others with the bits of a sweep over the whole sequence.
 constexpr int kSerialLevel = 3;
@@ -211,11 +251,12 @@ constexpr int kSerialLevel = 3;
 __device__ __forceinline__ bool is_upper(int d, int row) { return ((row >> d) & 1) != 0; }
 
 // Fills the tables of one block; `half` is the warp's.
-template <bool kLinear, bool kNodesOnly, bool kWide>
+template <bool kLinear, bool kNodesOnly, bool kUnits, bool kWide>
 __device__ __forceinline__ void fill_tables(const Factors<kWide>& factors, const RowFactors& row, int block, int half,
-                                            bool makes, const OldNodes& old, NodeDecays* nodes, Tables* tables) {
+                                            bool makes, const OldNodes& old, NodeDecays* nodes, Tables* tables,
+                                            Units* units) {
   const int lane = static_cast<int>(threadIdx.x) % 32, first = kHalf * half + lane;
-  const float scale = factors.scale();
+  float scale[2] = {factors.scale(), factors.scale()};
   if constexpr (!kLinear && !kNodesOnly)
     copy_weights(factors, row, first, nodes->present & static_cast<uint32_t>(block), block, old, tables);
   float prefix[2], suffix[2] = {0, 0}, write[2], other[2];  // what was not loaded is zero
@@ -226,13 +267,21 @@ __device__ __forceinline__ void fill_tables(const Factors<kWide>& factors, const
     other[i] = factors.gate.read(row.other[i]);
     write[i] = writes ? factors.write.read(row.write[i]) : row.live[i] ? 1.0f : 0.0f;
   }
+  int fold = 0, exponent[2] = {0, 0};
+  if constexpr (kUnits) {
+    choose_units<kLinear || kNodesOnly>(factors, row, first, write, scale, &fold, exponent);
+    if constexpr (!kNodesOnly) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) units->row[first + 32 * i] = power_of_two(exponent[i]);
+    }
+  }
   const float other_total = warp_sum(other[0]) + warp_sum(other[1]);
   const auto lambda = [&](int i, int level) {
     return kLinear ? (row.live[i] ? 1.0f : 0.0f) : factors.lambda.read(row.lambda[i][level]);
   };
   if constexpr (!kNodesOnly) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) tables->diagonal[first + 32 * i] = lambda(i, 0) * scale * write[i];
+    for (int i = 0; i < 2; ++i) tables->diagonal[first + 32 * i] = lambda(i, 0) * scale[i] * write[i];
   }
   // Sums over the row's aligned block of 2^d rows: up to and with the row, and after it. No sum is a difference of two.
 #pragma unroll
@@ -241,7 +290,7 @@ __device__ __forceinline__ void fill_tables(const Factors<kWide>& factors, const
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const bool upper = is_upper(d, first + 32 * i);
-        const float weight = upper ? scale * lambda(i, d + 1) : write[i];
+        const float weight = upper ? scale[i] * lambda(i, d + 1) : write[i];
         tables->level[d][first + 32 * i] = weight * quick_decay(upper ? prefix[i] : suffix[i]);
       }
     }
@@ -300,35 +349,59 @@ __device__ __forceinline__ void fill_tables(const Factors<kWide>& factors, const
     }
     of_call = below;
   }
-  if (half == 0) tables->merge[lane] = quick_decay(block_total + newer);
+  float merge = quick_decay(block_total + newer);
+  const float of_block = power_of_two(fold + kBlockLog);  // fp16: weight of the block's own rows, at most
+  const int of_node = kUnits ? exponent_above(nodes->weight) : 0;
+  if (half == 0) {
+    tables->merge[lane] = kUnits ? merge * power_of_two((kLinear ? nodes->fold : of_node) - fold) : merge;
+  }
   if constexpr (!kLinear && !kNodesOnly) {
     const uint32_t reads = nodes->present & static_cast<uint32_t>(block);
     if (half == 0 && ((reads >> lane) & 1))
-      tables->newer[__popcll(reads & ((uint32_t{1} << lane) - 1))] = quick_decay(newer);
+      tables->newer[__popcll(reads & ((uint32_t{1} << lane) - 1))] =
+          kUnits ? quick_decay(newer) * power_of_two(of_node) : quick_decay(newer);
     if (half == 0 && lane < old.count) tables->newer[__popcll(reads) + lane] = quick_decay(of_call + old.newer);
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     tables->fold[first + 32 * i] = write[i] * quick_decay(half == 0 ? suffix[i] + other_total : suffix[i]);
-    if constexpr (!kNodesOnly)
-      tables->start[first + 32 * i] = scale * quick_decay(half == 0 ? prefix[i] : other_total + prefix[i]);
+    if constexpr (!kNodesOnly) {
+      const float decay = quick_decay(half == 0 ? prefix[i] : other_total + prefix[i]);
+      tables->start[first + 32 * i] =
+          kUnits ? scale[i] * decay * power_of_two((kLinear ? of_node : 0) - fold) : scale[i] * decay;
+    }
   }
   if constexpr (!kLinear && !kNodesOnly) finish_copies();
-  if (makes) {
-    if constexpr (kLinear) {
-      nodes->decay += block_total;
-    } else {
-      const int level = trailing_ones_of_block(block);
-      const float of_merged = __shfl_sync(kAllLanes, newer, level & 31), merged = block_total + of_merged;
-      if constexpr (kNodesOnly) nodes->last[0] = block_total, nodes->last[1] = of_merged;
-      if (lane == level) nodes->decay = merged;
-      nodes->present = (nodes->present >> level << level) | uint32_t{1} << level;
+  if (!makes) return;
+  if constexpr (kLinear) {
+    nodes->decay += block_total;
+    if constexpr (kUnits) nodes->weight = nodes->latest = fmaf(merge, nodes->weight, of_block), nodes->fold = fold;
+  } else {
+    const int level = trailing_ones_of_block(block);
+    const float of_merged = __shfl_sync(kAllLanes, newer, level & 31), merged = block_total + of_merged;
+    if constexpr (kNodesOnly) nodes->last[0] = block_total, nodes->last[1] = of_merged;
+    if constexpr (kUnits) {
+      nodes->latest = of_block;
+#pragma unroll 1
+      for (uint32_t left = nodes->present & ((uint32_t{1} << level) - 1); left; left &= left - 1) {
+        const int child = __ffsll(left) - 1;
+        nodes->latest = fmaf(__shfl_sync(kAllLanes, merge, child), __shfl_sync(kAllLanes, nodes->weight, child), nodes->latest);
+      }
+      if (lane == level) nodes->weight = nodes->latest;
+    }
+    if (lane == level) nodes->decay = merged;
+    nodes->present = (nodes->present >> level << level) | uint32_t{1} << level;
+  }
+  if constexpr (kUnits) {
+    if (half == 0 && lane == 0) {
+      units->sum = power_of_two(fold);
+      units->node = power_of_two(fold - exponent_above(nodes->latest));
     }
   }
 }
 
 // The loop of a table warp over all tasks.
-template <bool kLinear, bool kNodesOnly, bool kWide>
+template <bool kLinear, bool kNodesOnly, bool kUnits, bool kWide>
 __device__ __forceinline__ void make_all_tables(const SweepParameters& in, char* shared, Barriers* barriers, int half) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   Turn turn;
@@ -344,8 +417,13 @@ __device__ __forceinline__ void make_all_tables(const SweepParameters& in, char*
       const int u = lane - in.segment_log;
       if (u >= 0 && ((upper >> u) & 1))
         nodes.decay = in.upper_decay[in.place(task.places + task.upper_end(u), task.head, task.tile)];
+      if constexpr (kUnits) {
+        if (u >= 0 && ((upper >> u) & 1))
+          nodes.weight = in.upper_weight[in.place(task.places + task.upper_end(u), task.head, task.tile)];
+      }
       nodes.present = upper != 0 ? upper << in.segment_log : 0;
     }
+    if constexpr (kUnits && kLinear && !kNodesOnly) nodes.weight = weight_before(in, task);
     constexpr bool kWeights = !kLinear && !kNodesOnly;
     if (number + gridDim.x < in.tasks) {  // the first rows of the task after this one would be waited for
       const Task after = find_task(in, number + gridDim.x);
@@ -355,21 +433,24 @@ __device__ __forceinline__ void make_all_tables(const SweepParameters& in, char*
       }
     }
     RowFactors row, next;
-    load_rows<kWeights>(factors, LiveRows(task, task.first), half, 0, &row);
+    load_rows<kWeights, kUnits>(factors, LiveRows(task, task.first), half, 0, &row);
 #pragma unroll 1
     for (int block = task.first; block < task.end; ++block) {
       const bool makes = LiveRows(task, block).hi == kBlock && (kNodesOnly || block + 1 < task.end);
-      if (block + 1 < task.end) load_rows<kWeights>(factors, LiveRows(task, block + 1), half, kBlock, &next);
+      if (block + 1 < task.end) load_rows<kWeights, kUnits>(factors, LiveRows(task, block + 1), half, kBlock, &next);
       if constexpr (kNodesOnly) {  // a block takes less time than memory does
         if (block + 2 < task.end) bring_rows<false>(factors, LiveRows(task, block + 2), half, 2 * kBlock);
       }
       wait(&barriers->tables_free[turn.index], turn.phase ^ 1);
       Tables* tables = reinterpret_cast<Tables*>(shared + in.layout.tables(turn.index));
-      fill_tables<kLinear, kNodesOnly>(factors, row, block, half, makes, old, &nodes, tables);
+      Units* units = reinterpret_cast<Units*>(shared + in.layout.units_of(turn.index));
+      fill_tables<kLinear, kNodesOnly, kUnits>(factors, row, block, half, makes, old, &nodes, tables, units);
       if constexpr (kNodesOnly) {
         if (half == 0 && block + 1 == task.end) {
-          float* to = in.sum_decay + 2 * in.place(task.places + task.segment - task.oldest_segment, task.head, task.tile);
+          const int64_t place = in.place(task.places + task.segment - task.oldest_segment, task.head, task.tile);
+          float* to = in.sum_decay + 2 * place;
           if (lane == 0) to[0] = kLinear ? nodes.decay : nodes.last[0], to[1] = nodes.last[1];
+          if (kUnits && lane == 0) in.sum_weight[place] = nodes.latest;
         }
       }
       factors.next_block();
@@ -381,14 +462,14 @@ __device__ __forceinline__ void make_all_tables(const SweepParameters& in, char*
   }
 }
 
-template <bool kLinear, bool kNodesOnly>
+template <bool kLinear, bool kNodesOnly, bool kUnits>
 __device__ __forceinline__ void make_tables(const SweepParameters& in, char* shared, Barriers* barriers, int half) {
   const auto wide = [](const View& view) { return !view.present() || view.dtype == LLA_F32; };
   const bool whole = in.shape.levels > kInnerLevels + (in.shape.absorb ? 1 : 0);
   if (wide(in.gate) && wide(in.write) && (kLinear || kNodesOnly || (whole && wide(in.lambda))))
-    make_all_tables<kLinear, kNodesOnly, true>(in, shared, barriers, half);
+    make_all_tables<kLinear, kNodesOnly, kUnits, true>(in, shared, barriers, half);
   else
-    make_all_tables<kLinear, kNodesOnly, false>(in, shared, barriers, half);
+    make_all_tables<kLinear, kNodesOnly, kUnits, false>(in, shared, barriers, half);
 }
 
 }  // namespace lla::cuda::hopper

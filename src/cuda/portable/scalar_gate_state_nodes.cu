@@ -4,6 +4,7 @@
 // several runs is their sum. Runs have the same places in every call, so that bits depend on the sequence alone.
 #include "cuda/common/reduce.h"
 #include "cuda/common/scratch_limit.h"
+#include "cuda/common/units.h"
 #include "cuda/portable/head_slices.h"
 #include "cuda/portable/scalar_gate.h"
 
@@ -19,6 +20,7 @@ constexpr int kMostKeyTiles = 2;
 struct ChunkTiles {
   Tile<false> key[kMostKeyTiles], value;
   float factor[64];
+  int unit;  // fp16: exponent of what factors are in
 };
 struct RunsShared {
   ChunkTiles tiles[2];
@@ -111,7 +113,16 @@ struct ChunkGates {
     }
   }
   // `newer`: log decay over the chunks that come later; gives the one with this chunk.
-  __device__ __forceinline__ float make_factors(float newer, float (&factor)[64]) {
+  template <bool kHalf>
+  __device__ __forceinline__ float make_factors(float newer, ChunkTiles* to) {
+    float(&factor)[64] = to->factor;
+    if constexpr (kHalf) {
+      const float most = warp_max(fmaxf(fabsf(write[0]), fabsf(write[1])));
+      const int unit = exponent_above(most);
+      write[0] *= power_of_two(-unit);
+      write[1] *= power_of_two(-unit);
+      if (threadIdx.x == 0) to->unit = unit;
+    }
     const int lane = threadIdx.x % 32;
     float sum[2] = {gate[0], gate[1]};  // from the row on, in its half
 #pragma unroll
@@ -137,13 +148,22 @@ struct ChunkGates {
 
 // Sums up the chunks of rows [begin, end), whose ends are borders of chunks, and gives the sum to store(part, sum), log
 // decays to total(sum). Rows before the sequence count as zero.
-template <class Store, class Total>
+template <bool kHalf, class Store, class Total>
 __device__ __forceinline__ void sum_rows(const Inputs& in, const Sequence& sequence, int64_t head, int64_t v0, int64_t begin,
                                          int64_t end, int key_tiles, RunsShared& shared, Store store, Total total) {
   const CallRows rows(in, sequence, head, v0);
   TileSum sum[kMostKeyTiles];
 #pragma unroll
   for (int i = 0; i < kMostKeyTiles; ++i) sum[i].clear();
+  int unit = 0;  // fp16: exponent of what sums are in
+  const auto change_unit = [&](int to) {
+    if (to == unit) return;
+    const float factor = power_of_two(unit - to);
+    unit = to;
+#pragma unroll
+    for (int i = 0; i < kMostKeyTiles; ++i)
+      sum[i].each([&](int, int, float& x) { x *= factor; });
+  };
   ChunkGates gates;
   float newer = 0;  // of the first warp: log decay over the chunks that are done
   const bool makes_factors = threadIdx.x < 32;
@@ -155,7 +175,7 @@ __device__ __forceinline__ void sum_rows(const Inputs& in, const Sequence& seque
     rows.fill(row, key_tiles, shared.tiles[0]);
     if (makes_factors) {
       gates.load(in, sequence, head, row);
-      newer = gates.make_factors(newer, shared.tiles[0].factor);
+      newer = gates.make_factors<kHalf>(newer, &shared.tiles[0]);
     }
   }
 #pragma unroll 1
@@ -171,17 +191,24 @@ __device__ __forceinline__ void sum_rows(const Inputs& in, const Sequence& seque
       const float factor = tiles.factor[r];
       uint4& eight = *reinterpret_cast<uint4*>(tiles.value.data + r * kStride + 8 * (threadIdx.x % 8));
       uint4 x = eight;
-      for (uint32_t* pair : {&x.x, &x.y, &x.z, &x.w})
-        *pair = bf16_pair(factor * __uint_as_float(*pair << 16), factor * __uint_as_float(*pair & 0xffff0000u));
+      for (uint32_t* pair : {&x.x, &x.y, &x.z, &x.w}) {
+        if constexpr (kHalf)
+          *pair = f16_pair(factor * from_f16(*pair & 0xffffu), factor * from_f16(*pair >> 16));
+        else
+          *pair = bf16_pair(factor * __uint_as_float(*pair << 16), factor * __uint_as_float(*pair & 0xffff0000u));
+      }
       eight = x;
     }
     __syncthreads();
+    if constexpr (kHalf) change_unit(tiles.unit);
 #pragma unroll
     for (int i = 0; i < kMostKeyTiles; ++i) {
-      if (i < key_tiles) multiply_tiles<false, Layout::Across, Layout::Across>(sum[i], kTile, tiles.key[i], tiles.value);
+      if (i < key_tiles)
+        multiply_tiles<false, Layout::Across, Layout::Across, kHalf>(sum[i], kTile, tiles.key[i], tiles.value);
     }
-    if (more && makes_factors) newer = gates.make_factors(newer, shared.tiles[side ^ 1].factor);
+    if (more && makes_factors) newer = gates.make_factors<kHalf>(newer, &shared.tiles[side ^ 1]);
   }
+  if constexpr (kHalf) change_unit(0);
   if (threadIdx.x == 0) shared.total = newer;
   __syncthreads();
 #pragma unroll
@@ -218,6 +245,7 @@ __device__ __forceinline__ void each_old_node(const Inputs& in, const Sequence& 
 }
 
 // One block: one run, or one small node, of one head and 64 columns of values.
+template <bool kHalf>
 __global__ void __launch_bounds__(kThreads) sum_runs(const __grid_constant__ StateNodes a, int64_t tasks) {
   auto& shared = *reinterpret_cast<RunsShared*>(shared_memory());
   const Inputs& in = a.in;
@@ -235,7 +263,7 @@ __global__ void __launch_bounds__(kThreads) sum_runs(const __grid_constant__ Sta
       const int64_t begin = border.begin(level, grain);
       const int32_t id = border.plan.node[level], dtype = in.state.node_layout.dtype;
       char* to = in.state.node(id, head);
-      sum_rows(
+      sum_rows<kHalf>(
           in, sequence, head, v0, begin, begin + (grain << level), a.key_tiles, shared,
           [&](int part, TileSum& sum) {
             each_pair(sum, [&](int r, int c, float x, float y) {
@@ -276,7 +304,7 @@ __global__ void __launch_bounds__(kThreads) sum_runs(const __grid_constant__ Sta
     if (!border.wants(level)) continue;
     const int64_t place = a.place(sequence, b, run);
     float* to = a.content(place, head, tile);
-    sum_rows(
+    sum_rows<kHalf>(
         in, sequence, head, v0, begin, end, a.key_tiles, shared,
         [&](int part, TileSum& sum) {
           each_pair(sum, [&](int r, int c, float x, float y) {
@@ -360,7 +388,8 @@ int32_t launch_slice(const MixerForward& p, char* scratch, void* stream) {
   const int64_t joins = batch.count * (levels + 1) * p.shape.heads;
   int32_t status = LLA_OK;
   for (a.item = 0; a.item < min(batch.most_nodes_to_store, kSweepBorders) && status == LLA_OK; ++a.item) {
-    status = launch(sum_runs, sums, kThreads, sizeof(RunsShared), stream, a, sums);
+    status = a.in.k.dtype == LLA_F16 ? launch(sum_runs<true>, sums, kThreads, sizeof(RunsShared), stream, a, sums)
+                                     : launch(sum_runs<false>, sums, kThreads, sizeof(RunsShared), stream, a, sums);
     if (status == LLA_OK) status = launch(join_runs, joins, kWalkThreads, 0, stream, a, levels, joins);
   }
   return status;
@@ -384,7 +413,8 @@ int32_t launch_state_nodes(const MixerForward& p, char* scratch, void* stream) {
 }
 
 int32_t load_state_nodes() {
-  const int32_t status = load_kernel(sum_runs);
+  int32_t status = load_kernel(sum_runs<false>);
+  if (status == LLA_OK) status = load_kernel(sum_runs<true>);
   return status == LLA_OK ? load_kernel(join_runs) : status;
 }
 
