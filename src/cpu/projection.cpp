@@ -7,10 +7,12 @@ namespace lla::cpu {
 namespace {
 
 constexpr int64_t kForwardRows = 128;  // live rows of a tile of y: a transposed block of the weight serves them all
-constexpr int64_t kRows = 64;          // live rows of a tile of dx
-constexpr int64_t kOutputs = 64;       // outputs of a tile of y or of the weight's gradient
-constexpr int64_t kInputs = 128;       // inputs of a tile of dx or of the weight's gradient
-constexpr int64_t kDepth = 256;        // outputs (of dx) or live rows (of the weight's gradient) that are widened at once
+constexpr int64_t kFewRows = 4;        // so few read a bf16 weight as it lies
+constexpr int64_t kFewInputs = kForwardRows * kDotDepth / kFewRows;  // whose rows the scratch holds from end to end
+constexpr int64_t kRows = 64;                                        // live rows of a tile of dx
+constexpr int64_t kOutputs = 64;                                     // outputs of a tile of y or of the weight's gradient
+constexpr int64_t kInputs = 128;                                     // inputs of a tile of dx or of the weight's gradient
+constexpr int64_t kDepth = 256;  // outputs (of dx) or live rows (of the weight's gradient) that are widened at once
 
 bool accepts(const void* problem) {
   const Projection& p = *static_cast<const Projection*>(problem);
@@ -98,7 +100,8 @@ struct ForwardDriver {
     void take(Carver* carver, const Projection& p) {
       const int64_t depth = least(p.inputs, kDotDepth), outputs = least(p.outputs, kOutputs);
       tile = carver->take(kForwardRows * outputs);
-      x = carver->take(kForwardRows * depth);
+      const int64_t many = kForwardRows * depth, few = kFewRows * least(p.inputs, kFewInputs);
+      x = carver->take(many > few ? many : few);
       weight = carver->take(outputs * depth);
       bias = carver->take(outputs);
     }
@@ -125,14 +128,20 @@ struct ForwardDriver {
     const int64_t numbers = live_numbers(p.batch), blocks = ceil_div(numbers, kForwardRows);
     const int64_t begin = task % blocks * kForwardRows, end = least(numbers, begin + kForwardRows);
     const int64_t first = task / blocks * kOutputs, outputs = least(kOutputs, p.outputs - first);
+    const bool few = p.weight.dtype == LLA_BF16 && end - begin <= kFewRows && p.inputs <= kFewInputs;
     int64_t rows = 0, at = 0;
     do {
-      const int64_t depth = least(kDotDepth, p.inputs - at);
+      const int64_t depth = few ? p.inputs : least(kDotDepth, p.inputs - at);
       const Operand x = rows_of(simd, p.batch, p.x, begin, end, at, depth, a.x);
       rows = x.rows;
       if (rows == 0) return;
-      const Operand w = weight_block(simd, p.weight, first, outputs, at, depth, a.weight);
-      simd.dot_product(rows, outputs, depth, x.data, x.stride, w.data, w.stride, a.tile, outputs, at > 0);
+      if (few) {
+        simd.dot_product_bf16(rows, outputs, depth, x.data, x.stride, static_cast<const uint16_t*>(p.weight.at(first)),
+                              p.weight.row_stride, a.tile, outputs);
+      } else {
+        const Operand w = weight_block(simd, p.weight, first, outputs, at, depth, a.weight);
+        simd.dot_product(rows, outputs, depth, x.data, x.stride, w.data, w.stride, a.tile, outputs, at > 0);
+      }
       at += depth;
     } while (at < p.inputs);
     if (p.bias.present()) {

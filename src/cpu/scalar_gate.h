@@ -184,9 +184,10 @@ inline int created_node(const Sizes& sizes, int64_t index) {
 struct Products {
   float* data = nullptr;  // [G][rows][C]; null: every head computes its own
   int64_t rows = 0;
+  int64_t first = 0;  // row of the row axis with which they begin
   void carve(const MixerShape& shape, const Limits& limits, Carver* carver);
   float* row(const MixerShape& shape, int64_t group, int64_t r) const {
-    return data ? data + (group * rows + r) * shape.grain : nullptr;
+    return data ? data + (group * rows + r - first) * shape.grain : nullptr;
   }
 };
 inline bool shares_products(const MixerShape& shape) { return shape.heads > shape.groups && shape.grain <= 256; }

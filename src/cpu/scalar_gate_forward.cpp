@@ -10,6 +10,9 @@ namespace lla::cpu::scalar_gate {
 
 namespace {
 
+constexpr int64_t kFewRows = 8;   // of a sequence: too few for a phase of their own for the products that heads share
+constexpr int64_t kFewHeads = 4;  // of a group, to which a task hands the products of few rows
+
 struct Buffers {
   OperandBuffers operands;
   Factors factors;
@@ -17,6 +20,7 @@ struct Buffers {
   float* scaled = nullptr;      // [C][dv]
   float* row_weight = nullptr;  // [row block]: of one node
   float* y = nullptr;           // [row block][dv]
+  float* few = nullptr;         // [kFewRows][C]: q.k that heads share
   float* pool = nullptr;
   TileBuffers tiles;
 
@@ -28,6 +32,7 @@ struct Buffers {
     scaled = carver->floats(times(z.grain, z.value_dim));
     row_weight = carver->floats(z.row_block());
     y = carver->floats(times(z.row_block(), z.value_dim));
+    if (shares_products(shape)) few = carver->floats(times(kFewRows, z.grain));
     pool = carver->floats(times(Nodes::buffers(z, longest(limits)), z.node));
     if (on_tiles) tiles.carve(z, Nodes::buffers(z, longest(limits)), carver);
   }
@@ -144,6 +149,12 @@ bool accepts_forward(const MixerForward& p) {
 
 namespace {
 
+// Tasks of a group of heads. Their number makes no difference to bits.
+int64_t parts_of_group(const MixerForward& p) {
+  const int64_t share = p.shape.heads / p.shape.groups;
+  return shares_products(p.shape) && phases_forward(p) == 1 ? (share + kFewHeads - 1) / kFewHeads : share;
+}
+
 template <class Problem>
 bool fits_tiles(const Problem& p) {
   const MixerShape& s = p.shape;
@@ -167,34 +178,12 @@ void measure_forward(const MixerForward& p, const Limits& limits, bool on_tiles,
   need->per_thread = overflow ? 0 : thread.bytes();
 }
 
-// Not worth a phase of its own for single rows. It makes no difference to bits.
-int32_t phases_forward(const MixerForward& p) {
-  return shares_products(p.shape) && p.batch.total_rows >= 8 * p.batch.count ? 2 : 1;
-}
+namespace {
 
-int64_t tasks_forward(const MixerForward& p, int32_t phase) {
-  const bool first = phases_forward(p) == 2 && phase == 0;
-  return p.batch.count * (first ? p.shape.groups * kSplits : p.shape.heads);
-}
-
-void run_forward(const Simd& simd, const Tiles* tiles, const MixerForward& p, const Limits& limits, const Scratch& scratch,
-                 int32_t phase, int64_t task) {
+// One head of a sequence, from chunk to chunk.
+void forward_head(const Simd& simd, const Tiles* tiles, const MixerForward& p, const Sizes& z, const Sequence& s,
+                  int64_t order, int64_t head, const Products& products, Buffers& b) {
   const MixerShape& shape = p.shape;
-  const Sizes z(shape);
-  Buffers b;
-  Products products;
-  Carver shared(scratch.shared), thread(scratch.thread);
-  b.carve(shape, limits, tiles, &thread);
-  if (phases_forward(p) == 2) products.carve(shape, limits, &shared);
-  if (products.data && phase == 0) {
-    const int64_t split = task % kSplits, group = task / kSplits % shape.groups;
-    const Sequence& s = p.batch.sequences[task / kSplits / shape.groups];
-    if (!s.padding) fill_products(simd, inputs_of(p), s, group, split, b.operands, products);
-    return;
-  }
-  const int64_t order = task / shape.heads, head = task % shape.heads;
-  const Sequence& s = p.batch.sequences[order];
-  if (s.padding) return;
   Nodes nodes;
   nodes.pool = b.pool;
   nodes.load(simd, z, p.state, s.history, head);
@@ -211,7 +200,8 @@ void run_forward(const Simd& simd, const Tiles* tiles, const MixerForward& p, co
   for (int64_t i = first; i < first + chunks; ++i) {
     const bool on_tiles = tiles && is_whole(z, s, i);
     OperandBuffers buffers = b.operands;
-    if (on_tiles) buffers.q = buffers.k = nullptr;  // taken as they are
+    if (on_tiles) buffers.q = buffers.k = nullptr;                                      // taken as they are
+    if (products.data && (i + 1) * z.grain > s.position + s.rows) buffers.k = nullptr;  // no node is made of them
     Operands o;
     load_operands(simd, inputs, s, head, i, false, buffers, &o);
     prefetch_view(p.v, s, o.row + o.hi - o.lo, z.grain, head, z.value_dim);
@@ -259,6 +249,47 @@ void run_forward(const Simd& simd, const Tiles* tiles, const MixerForward& p, co
   }
   if (tiles) tiles->end();
   store_tail(simd, p, s, head);
+}
+
+}  // namespace
+
+int32_t phases_forward(const MixerForward& p) {
+  return shares_products(p.shape) && p.batch.total_rows >= kFewRows * p.batch.count ? 2 : 1;
+}
+
+int64_t tasks_forward(const MixerForward& p, int32_t phase) {
+  const MixerShape& shape = p.shape;
+  const bool first = phases_forward(p) == 2 && phase == 0;
+  return p.batch.count * shape.groups * (first ? kSplits : parts_of_group(p));
+}
+
+void run_forward(const Simd& simd, const Tiles* tiles, const MixerForward& p, const Limits& limits, const Scratch& scratch,
+                 int32_t phase, int64_t task) {
+  const MixerShape& shape = p.shape;
+  const Sizes z(shape);
+  Buffers b;
+  Products products;
+  Carver shared(scratch.shared), thread(scratch.thread);
+  b.carve(shape, limits, tiles, &thread);
+  const bool in_two = phases_forward(p) == 2;
+  if (in_two) products.carve(shape, limits, &shared);
+  const int64_t pieces = in_two && phase == 0 ? kSplits : parts_of_group(p);
+  const int64_t piece = task % pieces, group = task / pieces % shape.groups, order = task / pieces / shape.groups;
+  const Sequence& s = p.batch.sequences[order];
+  if (s.padding) return;
+  if (in_two && phase == 0) {
+    fill_products(simd, inputs_of(p), s, group, piece, b.operands, products);
+    return;
+  }
+  const int64_t share = shape.heads / shape.groups, first = piece * share / pieces, last = (piece + 1) * share / pieces;
+  if (!in_two && last - first > 1 && s.rows <= kFewRows) {
+    products.data = b.few;
+    products.first = s.row_begin;
+    for (int64_t split = 0; split < kSplits; ++split) {
+      fill_products(simd, inputs_of(p), s, group, split, b.operands, products);
+    }
+  }
+  for (int64_t i = first; i < last; ++i) forward_head(simd, tiles, p, z, s, order, head_of(shape, group, i), products, b);
 }
 
 }  // namespace lla::cpu::scalar_gate

@@ -33,6 +33,7 @@ constexpr const char* kName = "baseline";
 constexpr Simd kTable = {kIsa,
                          kName,
                          dot_product,
+                         dot_product_bf16,
                          outer_product,
                          outer_product_scaled,
                          transpose,

@@ -22,6 +22,9 @@ struct Simd {
   // c[i][j] (+)= sum_p a[i*lda + p] * b[j*ldb + p], p < k: rows times rows (y = x W^T).
   void (*dot_product)(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
                       int64_t ldc, bool accumulate);
+  // The same bits, of bf16 numbers in b, for few rows of a: nothing is widened in memory first. k >= 1.
+  void (*dot_product_bf16)(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const uint16_t* b, int64_t ldb,
+                           float* c, int64_t ldc);
   // c[i][j] (+)= sum_p a[i*a_row + p*a_col] * b[p*ldb + j], p < k: a sum of outer products in order of p
   // (a_row = lda, a_col = 1: A B;  a_row = 1, a_col = lda: A^T B).
   void (*outer_product)(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,

@@ -6,6 +6,8 @@ namespace lla::cpu::HWY_NAMESPACE {
 
 void dot_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
                  int64_t ldc, bool accumulate);
+void dot_product_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const uint16_t* b, int64_t ldb, float* c,
+                      int64_t ldc);
 void outer_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
                    int64_t ldb, float* c, int64_t ldc, bool accumulate);
 void outer_product_scaled(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
@@ -47,6 +49,13 @@ HWY_INLINE V load_first(const float* p, int64_t count) {
   for (int64_t i = 0; i < count; ++i) lanes[i] = p[i];
   return hn::Load(d, lanes);
 #endif
+}
+
+// kLanes numbers of type bf16 as floats.
+HWY_INLINE V load_bf16(const uint16_t* p) {
+  const hn::RebindToUnsigned<D> du;
+  const hn::Rebind<uint16_t, D> d16;
+  return hn::BitCast(D(), hn::ShiftLeft<16>(hn::PromoteTo(du, hn::LoadU(d16, p))));
 }
 
 // Stores the first `count` < kLanes floats and writes nothing else.

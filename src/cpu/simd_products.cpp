@@ -28,7 +28,9 @@ constexpr int kDotRows = 3, kOuterRows = 6, kOuterVectors = 2;
 constexpr int kDotColumns = 4;        // one 128-bit store
 constexpr int64_t kDotPanel = 48;     // columns whose rows of b stay in the second-level cache
 constexpr int64_t kOuterDepth = 256;  // rows of a packed panel of b
-constexpr int kWideVectors = 8;       // of a panel for one row of c
+constexpr int kWideVectors = 8;       // of a panel for one row of c, or half of one for two
+constexpr int64_t kRowDepth = 16;     // rows of b that one row of c takes at once, and by which they are asked for ahead
+constexpr int64_t kRowColumns = 4 * kWideVectors * kLanes;
 constexpr int64_t kOuterColumns = kOuterVectors * kLanes;
 
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -58,20 +60,30 @@ HWY_INLINE hn::Vec<D4> sums_of_four(V v0, V v1, V v2, V v3) {
 #endif
 }
 
-// Rows a[0..Rows) times rows b[0..columns) over `k` <= kDotDepth; columns <= 4. Missing columns repeat the last one.
-template <int Rows>
-LLA_TILE void dot_tile(int64_t columns, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
+HWY_INLINE V load_vector(const float* p) { return hn::LoadU(D(), p); }
+HWY_INLINE V load_vector(const uint16_t* p) { return load_bf16(p); }
+HWY_INLINE V load_last(const float* p, int64_t count) { return load_first(p, count); }
+HWY_INLINE V load_last(const uint16_t* p, int64_t count) {
+  alignas(64) uint16_t lanes[kLanes] = {};
+  for (int64_t i = 0; i < count; ++i) lanes[i] = p[i];
+  return load_bf16(lanes);
+}
+
+// Rows a[0..Rows) times rows b[0..columns) over `k` <= kDotDepth; columns <= 4. Missing columns repeat the last one. B:
+// float, or uint16_t for bf16.
+template <int Rows, class B>
+LLA_TILE void dot_tile(int64_t columns, int64_t k, const float* a, int64_t lda, const B* b, int64_t ldb, float* c,
                        int64_t ldc, bool accumulate) {
   const D d;
   const D4 d4;
-  const float* rows[kDotColumns];
+  const B* rows[kDotColumns];
   LLA_UNROLL for (int j = 0; j < kDotColumns; ++j) rows[j] = b + min(j, columns - 1) * ldb;
   V sums[Rows][kDotColumns];
   LLA_UNROLL for (int i = 0; i < Rows; ++i) { LLA_UNROLL for (int j = 0; j < kDotColumns; ++j) sums[i][j] = hn::Zero(d); }
   int64_t p = 0;
   for (; p + kLanes <= k; p += kLanes) {
     V vb[kDotColumns];
-    LLA_UNROLL for (int j = 0; j < kDotColumns; ++j) vb[j] = hn::LoadU(d, rows[j] + p);
+    LLA_UNROLL for (int j = 0; j < kDotColumns; ++j) vb[j] = load_vector(rows[j] + p);
     LLA_UNROLL for (int i = 0; i < Rows; ++i) {
       const V va = hn::LoadU(d, a + i * lda + p);
       LLA_UNROLL for (int j = 0; j < kDotColumns; ++j) sums[i][j] = hn::MulAdd(va, vb[j], sums[i][j]);
@@ -79,7 +91,7 @@ LLA_TILE void dot_tile(int64_t columns, int64_t k, const float* a, int64_t lda, 
   }
   if (p < k) {
     V vb[kDotColumns];
-    LLA_UNROLL for (int j = 0; j < kDotColumns; ++j) vb[j] = load_first(rows[j] + p, k - p);
+    LLA_UNROLL for (int j = 0; j < kDotColumns; ++j) vb[j] = load_last(rows[j] + p, k - p);
     LLA_UNROLL for (int i = 0; i < Rows; ++i) {
       const V va = load_first(a + i * lda + p, k - p);
       LLA_UNROLL for (int j = 0; j < kDotColumns; ++j) sums[i][j] = hn::MulAdd(va, vb[j], sums[i][j]);
@@ -115,6 +127,16 @@ constexpr DotTile kDotPanels[kDotRows] = {dot_panel<1>, dot_panel<2>, dot_panel<
 #else
 constexpr DotTile kDotPanels[kDotRows] = {dot_panel<1>, dot_panel<2>, dot_panel<3>};
 #endif
+
+// Rows of bf16 numbers in b, each from its first to its last: they come from memory, which likes long runs.
+template <int Rows>
+void dot_bf16(int64_t n, int64_t k, const float* a, int64_t lda, const uint16_t* b, int64_t ldb, float* c, int64_t ldc) {
+  for (int64_t j = 0; j < n; j += kDotColumns, b += kDotColumns * ldb) {
+    for (int64_t p = 0; p < k; p += kDotDepth) {
+      dot_tile<Rows>(min(kDotColumns, n - j), min(kDotDepth, k - p), a + p, lda, b + p, ldb, c + j, ldc, p > 0);
+    }
+  }
+}
 
 // ---- dot_product of many rows: b is transposed once, then one lane of k after the other ----
 
@@ -380,12 +402,57 @@ void dot_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, c
   } while (p < k);
 }
 
+void dot_product_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const uint16_t* b, int64_t ldb, float* c,
+                      int64_t ldc) {
+  for (int64_t i = 0; i < m; i += 2) {
+    if (i + 2 <= m)
+      dot_bf16<2>(n, k, a + i * lda, lda, b, ldb, c + i * ldc, ldc);
+    else
+      dot_bf16<1>(n, k, a + i * lda, lda, b, ldb, c + i * ldc, ldc);
+  }
+}
+
 namespace {
 
-template <int Rows, int Vectors>
-void wide_tile(int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b, int64_t ldb, bool b_is_padded,
-               float* c, int64_t ldc, int64_t last, bool accumulate, const float* scale) {
-  outer_tile<Rows, Vectors>(k, a, a_row, a_col, b, ldb, b_is_padded, c, ldc, last, accumulate, scale);
+void pair_tile(int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b, int64_t ldb, float* c, int64_t ldc,
+               bool accumulate, const float* scale) {
+  outer_tile<2, kWideVectors / 2>(k, a, a_row, a_col, b, ldb, false, c, ldc, kLanes, accumulate, scale);
+}
+
+// One row of c, Vectors of it.
+template <int Vectors>
+LLA_TILE void row_tile(int64_t k, const float* a, int64_t a_col, const float* b, int64_t ldb, float* c, bool accumulate) {
+  const D d;
+  constexpr int kLine = kLanes >= 16 ? 1 : static_cast<int>(16 / kLanes);  // vectors of a cache line
+  V sums[Vectors];
+  LLA_UNROLL for (int j = 0; j < Vectors; ++j) sums[j] = accumulate ? hn::LoadU(d, c + j * kLanes) : hn::Zero(d);
+  for (int64_t p = 0; p < k; ++p) {
+    const float* row = b + p * ldb;
+    LLA_UNROLL for (int j = 0; j < Vectors; j += kLine) __builtin_prefetch(row + kRowDepth * ldb + j * kLanes);
+    const V va = hn::Set(d, a[p * a_col]);
+    LLA_UNROLL for (int j = 0; j < Vectors; ++j) sums[j] = hn::MulAdd(va, hn::LoadU(d, row + j * kLanes), sums[j]);
+  }
+  LLA_UNROLL for (int j = 0; j < Vectors; ++j) hn::StoreU(sums[j], d, c + j * kLanes);
+}
+
+// One row of c, whole vectors of it, from b, which comes from memory: all columns of some rows, then the next rows.
+void row_product(int64_t n, int64_t k, const float* a, int64_t a_col, const float* b, int64_t ldb, float* c,
+                 bool accumulate) {
+  const int64_t step = n > kWideVectors * kLanes ? kRowDepth : k;
+  int64_t p = 0;
+  do {
+    const int64_t depth = min(step, k - p);
+    const bool add = accumulate || p > 0;
+    int64_t j = 0;
+    const auto take = [&](auto tile, int64_t columns) {
+      for (; j + columns <= n; j += columns) tile(depth, a + p * a_col, a_col, b + p * ldb + j, ldb, c + j, add);
+    };
+    take(row_tile<kWideVectors>, kWideVectors * kLanes);
+    take(row_tile<kWideVectors / 2>, kWideVectors / 2 * kLanes);
+    take(row_tile<kWideVectors / 4>, kWideVectors / 4 * kLanes);
+    take(row_tile<1>, kLanes);
+    p += depth;
+  } while (p < k);
 }
 
 void outer_any(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b, int64_t ldb,
@@ -397,19 +464,31 @@ void outer_any(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, i
   alignas(64) float packed[kOuterDepth * kOuterColumns];
   int64_t j = 0;
   // One or two rows: more columns at once, so that several sums are under way. Scaled sums are cut as below.
-  const int64_t cut = scale ? kOuterDepth : k;
-  const auto wide = [&](auto tile, int64_t columns) {
-    for (; j + columns <= n; j += columns) {
-      int64_t p = 0;
-      do {
-        tile(min(cut, k - p), a + p * a_col, a_row, a_col, b + p * ldb + j, ldb, false, c + j, ldc, kLanes,
-             accumulate || p > 0, scale);
-        p += cut;
-      } while (p < k);
+  const int64_t cut = scale ? kOuterDepth : k, whole = n - n % kLanes;
+  for (; m == 1 && j < whole; j += min(kRowColumns, whole - j)) {
+    const int64_t columns = min(kRowColumns, whole - j);
+    if (!scale) {
+      row_product(columns, k, a, a_col, b + j, ldb, c + j, accumulate);
+      continue;
     }
-  };
-  if (m == 1) wide(wide_tile<1, kWideVectors>, kWideVectors * kLanes);
-  if (m == 2) wide(wide_tile<2, kWideVectors / 2>, kWideVectors / 2 * kLanes);
+    alignas(64) float sums[kRowColumns];
+    int64_t p = 0;
+    do {
+      row_product(columns, min(cut, k - p), a + p * a_col, a_col, b + p * ldb + j, ldb, sums, false);
+      const V factor = hn::Set(d, *scale);
+      for (int64_t at = 0; at < columns; at += kLanes) {
+        hn::StoreU(hn::MulAdd(hn::Load(d, sums + at), factor, hn::LoadU(d, c + j + at)), d, c + j + at);
+      }
+      p += cut;
+    } while (p < k);
+  }
+  for (constexpr int64_t kPair = kWideVectors / 2 * kLanes; m == 2 && j + kPair <= n; j += kPair) {
+    int64_t p = 0;
+    do {
+      pair_tile(min(cut, k - p), a + p * a_col, a_row, a_col, b + p * ldb + j, ldb, c + j, ldc, accumulate || p > 0, scale);
+      p += cut;
+    } while (p < k);
+  }
   for (; j < n; j += kOuterColumns) {
     const int64_t columns = min(kOuterColumns, n - j);
     const int64_t vectors = (columns + kLanes - 1) / kLanes;

@@ -64,6 +64,7 @@ std::vector<Size> product_sizes() {
   sizes.push_back({70, 100, 300});
   sizes.push_back({37, 53, 769});
   sizes.push_back({65, 49, 1601});
+  sizes.push_back({1, 1100, 300});
   return sizes;
 }
 
@@ -165,6 +166,28 @@ TEST_P(SimdTest, ProductBitsDoNotDependOnTheTile) {
         ASSERT_EQ(0, std::memcmp(part_outer.data(), outer.data(), static_cast<size_t>(some * n) * sizeof(float)));
       }
     }
+  }
+}
+
+// Numbers of type bf16 as they lie, and the same widened first; c's frame stays as it was.
+TEST_P(SimdTest, DotProductOfNarrowNumbers) {
+  for (const Size& z : product_sizes()) {
+    if (z.k == 0) continue;
+    const int64_t ldb = z.k + 5, ldc = z.n + 2;
+    const std::vector<float> a = random_floats(z.m * z.k, 35), values = random_floats(z.n * z.k, 36);
+    std::vector<uint16_t> narrow(static_cast<size_t>(z.n * ldb - 5), float_to_bf16(kNan));
+    std::vector<float> widened(static_cast<size_t>(z.n * ldb), kNan);
+    for (int64_t j = 0; j < z.n; ++j) {
+      for (int64_t p = 0; p < z.k; ++p) {
+        const uint16_t bits = float_to_bf16(values[static_cast<size_t>(j * z.k + p)]);
+        narrow[static_cast<size_t>(j * ldb + p)] = bits;
+        widened[static_cast<size_t>(j * ldb + p)] = bf16_to_float(bits);
+      }
+    }
+    std::vector<float> c = random_floats(z.m * ldc, 37), want = c;
+    s.dot_product_bf16(z.m, z.n, z.k, a.data(), z.k, narrow.data(), ldb, c.data(), ldc);
+    s.dot_product(z.m, z.n, z.k, a.data(), z.k, widened.data(), ldb, want.data(), ldc, false);
+    ASSERT_EQ(0, std::memcmp(c.data(), want.data(), c.size() * sizeof(float))) << z.m << " " << z.n << " " << z.k;
   }
 }
 
