@@ -260,13 +260,14 @@ class Bench:
         """T rows of B sequences with a state, the first ones or those after `past` others, and what is stored of them: the same
         plan again and again, never committed."""
         shape = SHAPES[mixer]
-        row = dict(kind="prefill", who="lla", case=f"{mixer}-{'linear' if linear else 'log'}", B=B, T=T, past=past, nodes="bf16",
-                   **shape)
+        row = dict(kind="prefill", who="lla", case=f"{mixer}-{'linear' if linear else 'log'}", B=B, T=T, past=past,
+                   nodes=self.options.nodes, **shape)
+        nodes = lla.F32 if self.options.nodes == "fp32" else lla.BF16
         try:
             levels = 0 if linear else lla.levels_needed(past + T)
             layer = lla.mixer_layer(self.context, RULES[mixer], (shape["G"], shape["K"]), (shape["H"], shape["V"]), levels,
                                     mixer == "delta")
-            state = lla.State([layer], slots=B, max_length=past + T, node_dtype=lla.BF16, tail_dtype=self.half_type)
+            state = lla.State([layer], slots=B, max_length=past + T, node_dtype=nodes, tail_dtype=self.half_type)
             stream = lla.stream_of(self.device)
 
             def prepare(rows):
@@ -652,6 +653,7 @@ def main():
     parser.add_argument("--groups", type=int, default=0, help="query/key heads of the scalar gate; default 1")
     parser.add_argument("--passes", default="forward,forward+backward")
     parser.add_argument("--rows", choices=["bf16", "fp16"], default="bf16", help="type of q, k, v, outputs and their gradients")
+    parser.add_argument("--nodes", choices=["bf16", "fp32"], default="bf16", help="type of a state's nodes in prefills")
     parser.add_argument("--grain", type=int, default=0)
     parser.add_argument("--no-saved", dest="saved", action="store_false", help="backward repeats the forward sweep")
     parser.add_argument("--quick", action="store_true", help="T = 2048, 16384, 131072, few repeats")
