@@ -23,8 +23,17 @@ struct ChunkTiles {
   float factor[64];
   int unit;  // fp16: exponent of what factors are in
 };
+// Nodes of the history that a node takes in, newest first.
+constexpr int kMostParts = 32;
+struct OldParts {
+  int count;
+  float total;              // log decay over all of them
+  float newer[kMostParts];  // log decay over those that come later
+  const char* data[kMostParts];
+};
 struct RunsShared {
   ChunkTiles tiles[2];
+  OldParts old;
   float total;  // log decay
 };
 
@@ -259,29 +268,77 @@ __device__ __forceinline__ void sum_rows(const Inputs& in, const Sequence& seque
   __syncthreads();
 }
 
-// Calls f(node) for the nodes of the history within rows [begin, end), newest first.
-template <class F>
-__device__ __forceinline__ void each_old_node(const Inputs& in, const Sequence& sequence, int64_t head, int64_t begin,
-                                              int64_t end, F f) {
-  if (!sequence.history.has_past() || begin >= sequence.position) return;
-  const int64_t grain = in.shape.grain, number = sequence.position / grain;
+// By a warp: the nodes of the history within rows [begin, end).
+__device__ __forceinline__ void list_old(const Inputs& in, const Sequence& sequence, int64_t head, int64_t begin,
+                                         int64_t end, OldParts* to) {
+  const int lane = threadIdx.x % 32;
   const int apart = in.geometry.linear ? 0 : in.geometry.apart - in.geometry.chunk.ratio_log;
-  const auto visit = [&](int level) {
-    const int32_t id = sequence.history.node[level];
-    if (id < 0) return;
-    NodeSource node;
-    node.data = in.state.node(id, head);
-    node.dtype = in.state.node_layout.dtype;
-    node.decay = load_element(in.state.node_decay(id, head), LLA_F32, 0);
-    f(node);
-  };
-#pragma unroll 1
-  for (int level = 0; level < apart && number >> level != 0; ++level) {
-    if (((number >> level) & 1) == 0) continue;
-    const int64_t first = (number >> (level + 1) << (level + 1)) * grain;
-    if (first >= begin && first + (grain << level) <= end) visit(level);
+  const int64_t grain = in.shape.grain, number = sequence.position / grain;
+  const bool oldest = lane == kMostParts - 1;  // the absorbing node; sequences are too short for so many others
+  const int64_t first = (number >> (lane + 1) << (lane + 1)) * grain;
+  bool there = sequence.history.has_past() && begin < sequence.position;
+  if (oldest)
+    there = there && in.geometry.absorbs && begin == 0 && number >> apart != 0;
+  else
+    there = there && lane < apart && ((number >> lane) & 1) != 0 && first >= begin && first + (grain << lane) <= end;
+  const int32_t id = there ? sequence.history.node[oldest ? kAbsorbed : lane] : -1;
+  const float decay = id >= 0 ? load_element(in.state.node_decay(id, head), LLA_F32, 0) : 0;
+  float sum = decay;  // of this and the newer ones
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    const float other = __shfl_up_sync(kAllLanes, sum, d);
+    if (lane >= d) sum += other;
   }
-  if (in.geometry.absorbs && begin == 0 && number >> apart != 0) visit(kAbsorbed);
+  const float newer = __shfl_up_sync(kAllLanes, sum, 1);
+  const uint32_t all = __ballot_sync(kAllLanes, id >= 0);
+  const int place = __popcll(all & ((1u << lane) - 1));
+  if (id >= 0) {
+    to->data[place] = in.state.node(id, head);
+    to->newer[place] = lane == 0 ? 0 : newer;
+  }
+  if (oldest) {
+    to->count = __popcll(all);
+    to->total = sum;
+  }
+}
+
+// Adds a node of the history to 64 x 64 elements of a sum, from row k0 and column v0 on. All loads at once.
+template <bool kWide>
+__device__ __forceinline__ void add_old(const Inputs& in, TileSum& sum, const char* node, float factor, int k0, int v0) {
+  const int rows = static_cast<int>(in.shape.key_dim) - k0, row_size = static_cast<int>(in.shape.value_dim);
+  const int32_t dtype = in.state.node_layout.dtype;
+  float2 wide[kWide ? 16 : 1];
+  uint32_t narrow[kWide ? 1 : 16];
+  int n = 0;
+  each_pair(sum, [&](int r, int c, float&, float&) {
+    const bool live = r < rows && v0 + c < row_size;
+    const char* from = node + (live ? (k0 + r) * row_size + v0 + c : 0) * (kWide ? 4 : 2);
+    if constexpr (kWide)
+      wide[n] = live ? *reinterpret_cast<const float2*>(from) : make_float2(0, 0);
+    else
+      narrow[n] = live ? *reinterpret_cast<const uint32_t*>(from) : 0;
+    ++n;
+  });
+  n = 0;
+  each_pair(sum, [&](int, int, float& x, float& y) {
+    float2 z;
+    if constexpr (kWide)
+      z = wide[n];
+    else if (dtype == LLA_BF16)
+      z = make_float2(from_bf16(narrow[n] & 0xffffu), from_bf16(narrow[n] >> 16));
+    else
+      z = make_float2(from_f16(narrow[n] & 0xffffu), from_f16(narrow[n] >> 16));
+    x = fmaf(factor, z.x, x);
+    y = fmaf(factor, z.y, y);
+    ++n;
+  });
+}
+// Stores elements e and e + 1 of a node.
+__device__ __forceinline__ void store_two(char* node, int32_t dtype, int64_t e, float x, float y) {
+  if (dtype == LLA_F32)
+    *reinterpret_cast<float2*>(node + 4 * e) = make_float2(x, y);
+  else
+    *reinterpret_cast<uint32_t*>(node + 2 * e) = dtype == LLA_BF16 ? bf16_pair(x, y) : f16_pair(x, y);
 }
 
 // One block: one run, or one small node, of one head and 64 columns of values.
@@ -303,29 +360,27 @@ __global__ void __launch_bounds__(kThreads) sum_runs(const __grid_constant__ Sta
       const int64_t begin = border.begin(level, grain);
       const int32_t id = border.plan.node[level], dtype = in.state.node_layout.dtype;
       char* to = in.state.node(id, head);
+      const OldParts& old = shared.old;
+      if (threadIdx.x / 32 == 1) list_old(in, sequence, head, begin, begin + (grain << level), &shared.old);
       sum_rows<kHalf>(
           in, sequence, head, v0, begin, begin + (grain << level), a.key_tiles, shared,
           [&](int part, TileSum& sum) {
+            const int k0 = part * kTile;
+#pragma unroll 1
+            for (int i = 0; i < old.count; ++i) {
+              const float factor = decay_of(shared.total + old.newer[i]);
+              if (dtype == LLA_F32)
+                add_old<true>(in, sum, old.data[i], factor, k0, static_cast<int>(v0));
+              else
+                add_old<false>(in, sum, old.data[i], factor, k0, static_cast<int>(v0));
+            }
             each_pair(sum, [&](int r, int c, float x, float y) {
-              const int64_t row = part * kTile + r, column = v0 + c;
-              if (row >= in.shape.key_dim) return;
-              float newer = shared.total;
-              each_old_node(in, sequence, head, begin, begin + (grain << level), [&](const NodeSource& node) {
-                const float factor = decay_of(newer);
-                const int64_t e = row * value_dim + column;
-                if (column < value_dim) x = fmaf(factor, load_element(node.data, node.dtype, e), x);
-                if (column + 1 < value_dim) y = fmaf(factor, load_element(node.data, node.dtype, e + 1), y);
-                newer += node.decay;
-              });
-              if (column < value_dim) store_element(to, dtype, row * value_dim + column, x);
-              if (column + 1 < value_dim) store_element(to, dtype, row * value_dim + column + 1, y);
+              const int64_t row = k0 + r, column = v0 + c;
+              if (row < in.shape.key_dim && column < value_dim) store_two(to, dtype, row * value_dim + column, x, y);
             });
           },
           [&](float decay) {
-            if (tile != 0) return;
-            each_old_node(in, sequence, head, begin, begin + (grain << level),
-                          [&](const NodeSource& node) { decay += node.decay; });
-            store_element(in.state.node_decay(id, head), LLA_F32, 0, decay);
+            if (tile == 0) store_element(in.state.node_decay(id, head), LLA_F32, 0, decay + old.total);
           });
       continue;
     }
@@ -359,6 +414,7 @@ __global__ void __launch_bounds__(kThreads) sum_runs(const __grid_constant__ Sta
 
 // One block: one node of several runs, one head; the absorbing node too where it has none.
 __global__ void __launch_bounds__(kWalkThreads) join_runs(const __grid_constant__ StateNodes a, int levels, int64_t tasks) {
+  __shared__ OldParts old;
   const Inputs& in = a.in;
   const int64_t heads = in.shape.heads, grain = in.shape.grain, value_dim = in.shape.value_dim;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
@@ -381,23 +437,33 @@ __global__ void __launch_bounds__(kWalkThreads) join_runs(const __grid_constant_
     const int32_t id = border.plan.node[level], dtype = in.state.node_layout.dtype;
     char* to = in.state.node(id, head);
     const int64_t size = in.shape.key_dim * value_dim;
-    for (int64_t e = threadIdx.x; e <= size; e += kWalkThreads) {  // the one after the last is the log decay
+    if (threadIdx.x < 32) list_old(in, sequence, head, begin, end, &old);
+    __syncthreads();
+    for (int64_t e = 4 * threadIdx.x; e < size; e += 4 * kWalkThreads) {
       const int64_t row = e / value_dim, column = e % value_dim;
-      float sum = 0, newer = 0;
+      float4 sum = make_float4(0, 0, 0, 0);
+      const auto add = [&](float factor, float4 x) {
+        sum = make_float4(fmaf(factor, x.x, sum.x), fmaf(factor, x.y, sum.y), fmaf(factor, x.z, sum.z),
+                          fmaf(factor, x.w, sum.w));
+      };
+      float newer = 0;
       for (int64_t run = last; run >= first && live < end; --run) {
         const int64_t place = a.place(sequence, b, run);
-        if (e < size) sum = fmaf(decay_of(newer), a.content(place, head, column / kTile)[row * kTile + column % kTile], sum);
+        const float* content = a.content(place, head, column / kTile) + row * kTile + column % kTile;
+        add(decay_of(newer), *reinterpret_cast<const float4*>(content));
         newer += a.decays[place * heads + head];
       }
-      each_old_node(in, sequence, head, begin, end, [&](const NodeSource& node) {
-        if (e < size) sum = fmaf(decay_of(newer), load_element(node.data, node.dtype, e), sum);
-        newer += node.decay;
-      });
-      if (e < size)
-        store_element(to, dtype, e, sum);
-      else
-        store_element(in.state.node_decay(id, head), LLA_F32, 0, newer);
+      for (int i = 0; i < old.count; ++i) add(decay_of(newer + old.newer[i]), load4(old.data[i], dtype, e, 4));
+      store_two(to, dtype, e, sum.x, sum.y);
+      store_two(to, dtype, e + 2, sum.z, sum.w);
     }
+    if (threadIdx.x == 0) {
+      float decay = 0;
+      for (int64_t run = last; run >= first && live < end; --run)
+        decay += a.decays[a.place(sequence, b, run) * heads + head];
+      store_element(in.state.node_decay(id, head), LLA_F32, 0, decay + old.total);
+    }
+    __syncthreads();
   }
 }
 
