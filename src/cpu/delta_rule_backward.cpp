@@ -12,7 +12,7 @@ namespace {
 
 // Pieces from one kept node set to the next when nothing was saved: about the square root of the number of pieces.
 int64_t segment_pieces(int64_t pieces) {
-  int64_t segment = kDeltaSavedPieces;
+  int64_t segment = 32;  // more than from one saved set to the next
   while (segment * segment < pieces) segment *= 2;
   return segment;
 }
@@ -107,7 +107,7 @@ struct HeadBackward {
   void run(const DeltaSaved& saved) const {
     const DeltaShape& shape = head->shape;
     const int64_t first = head->first_piece(), last = head->last_piece(), boundary = head->end_boundary();
-    const int64_t segment = problem->saved ? kDeltaSavedPieces : scratch->segment;
+    const int64_t segment = problem->saved ? saved.every : scratch->segment;
     if (!problem->saved && last - first >= segment) keep_checkpoints(first, last, segment);
     std::fill(scratch->gradients.content, scratch->gradients.content + kDeltaEntries, nullptr);
     for (int64_t start = first + (last - first) / segment * segment; start >= first; start -= segment) {
@@ -173,8 +173,8 @@ void run_delta_backward(const Simd& simd, const MixerBackward& problem, const Li
                         int32_t phase, int64_t task) {
   const MixerShape& mixer = problem.shape;
   const DeltaShape shape(mixer);
-  const MixerInputs in{&mixer, &problem.q, &problem.k, &problem.v, &problem.gate, &problem.write, &problem.lambda,
-                       &problem.state};
+  const MixerInputs in{&mixer,        &problem.q,     &problem.k,      &problem.v,
+                       &problem.gate, &problem.write, &problem.lambda, &problem.state};
   const int64_t parts = phase == 0 ? delta_parts(mixer) : 1;
   const int64_t part = task % parts, group = task / parts % mixer.groups, order = task / parts / mixer.groups;
   const Sequence& s = problem.batch.sequences[order];

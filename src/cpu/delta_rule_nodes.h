@@ -60,10 +60,11 @@ void pass_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& pie
                 const DeltaNodeScratch& scratch, DeltaNodes* nodes, float* y);
 
 struct DeltaNodeGradientScratch {
-  float *z = nullptr, *dz = nullptr;               // [rows][dv]
-  float *arriving = nullptr, *weighed = nullptr;   // [rows][dv]: dy times decay; the same times λ
-  float* read = nullptr;                           // [rows][dk]
-  float* sum = nullptr;                            // [dk][dv]
+  float *z = nullptr, *dz = nullptr;  // [rows][dv]
+  // [2 rows][dv]: dy times decay, the same times λ; behind these rows the gradient of Z times the piece's decay.
+  float *arriving = nullptr, *weighed = nullptr;
+  float* read = nullptr;                             // [2 rows][dk]
+  float* sum = nullptr;                              // [dk][dv]
   float *row_gate = nullptr, *write_gate = nullptr;  // [rows]
 };
 void carve_node_gradient_scratch(const DeltaShape& shape, DeltaArena* arena, DeltaNodeGradientScratch* scratch);
