@@ -8,6 +8,9 @@
     state = lla.State([layer], slots=4)
     y = state.append(0, q=q, k=k, v=v, gate=gate)["y"]                                # rows for slot 0, which keeps them
 
+Inputs may be anything that speaks DLPack and lies in host memory, such as a tensor of PyTorch or JAX; it is read where it lies.
+What comes back is a NumPy array, which their from_dlpack() takes the same way.
+
 The library is liblla.so.0, or the file that the environment variable LLA_LIBRARY names.
 """
 import ctypes
@@ -119,6 +122,15 @@ def _memory(name, *arguments):
     return block, _p(-(-block.ctypes.data // max(1, alignment.value)) * max(1, alignment.value)), _size(size.value)
 
 
+def _array(tensor):
+    """A NumPy array of the same memory."""
+    return tensor if isinstance(tensor, np.ndarray) or not hasattr(tensor, "__dlpack__") else np.from_dlpack(tensor)
+
+
+def _arrays(tensors):
+    return {name: _array(tensor) for name, tensor in tensors.items()}
+
+
 def _bindings(arrays):
     """A C array of bindings; `arrays` must stay alive while it is used."""
     bindings = (_Binding * max(1, len(arrays)))()
@@ -175,7 +187,8 @@ class Layer:
                 L2_NORM: (rows, d.heads, d.key_dim)}.get(d.kind, (rows, d.hidden))
 
     def forward(self, batch, layer_index=0, outputs=None, **inputs):
-        """Outputs by role: those given, or a new "y" of the type of the first input."""
+        """Outputs by role: the NumPy arrays given, or a new "y" of the type of the first input."""
+        inputs = _arrays(inputs)
         if outputs is None:
             outputs = {"y": np.empty(self.output_shape(batch.rows), next(iter(inputs.values())).dtype)}
         io, weights = _split(inputs)
@@ -184,6 +197,7 @@ class Layer:
 
     def backward(self, batch, output_gradients, wanted, layer_index=0, **inputs):
         """Gradients of the inputs and weights named in `wanted`, each of the type and shape of its tensor."""
+        inputs, output_gradients = _arrays(inputs), _arrays(output_gradients)
         gradients = {name: np.empty(inputs[name].shape, inputs[name].dtype) for name in wanted}
         io, weights = _split(inputs)
         self._run("lla_layer_backward", BACKWARD, _BackwardArgs, batch, layer_index, io=io, weight=weights,
@@ -258,6 +272,7 @@ class State:
 
     def append(self, slot, **inputs):
         """Appends rows to one slot of a state of one layer; their number is the first dimension of the first input."""
+        inputs = _arrays(inputs)
         rows = len(next(iter(inputs.values())))
         batch = Batch(self.layers[0].context, [rows], state=self, slots=[slot])
         outputs = self.layers[0].forward(batch, **inputs)
@@ -283,6 +298,7 @@ class State:
     def import_linear(self, slot, position, matrix, layer_index=0, reset=True):
         """A state as other libraries keep it: matrix [H, dk, dv] of a linear layer that has seen `position` rows. `reset` empties
         the slot first; it is for the first layer that is imported into it."""
+        matrix = _array(matrix)
         binding = _bindings({"x": matrix})
         _call("lla_state_import_linear", self, _i64(slot), _i64(layer_index), _i64(position), ctypes.byref(binding[0].tensor),
               _i32(reset), None)

@@ -56,6 +56,20 @@ def tokens_of(count, start=0):
     return np.array([ALPHABET.index(PERIOD[(start + i) % len(PERIOD)]) for i in range(count)])
 
 
+class Foreign:
+    """A tensor of another library, of which nothing is known but DLPack; its rows lie two apart."""
+
+    def __init__(self, array):
+        self.array, self.asked = np.repeat(array, 2, axis=0)[::2], False
+
+    def __dlpack__(self, stream=None):
+        self.asked = True
+        return self.array.__dlpack__()
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
 class Story(unittest.TestCase):
     """Train, prefill, decode, fork, save, load."""
 
@@ -123,6 +137,19 @@ class Story(unittest.TestCase):
         self.model.layer.forward(batch, **self.model.inputs(draft))
         batch.commit([2])
         self.assertEqual(self.state.save(0), self.state.save(1))
+
+    def test_tensors_of_others_are_read_where_they_lie(self):
+        inputs = self.model.inputs(tokens_of(20))
+        y = self.model.layer.forward(lla.Batch(self.context, [20]), **inputs)["y"]
+        foreign = {name: Foreign(array) for name, array in inputs.items()}
+        state = lla.State([self.model.layer], slots=1)
+        np.testing.assert_array_equal(state.append(0, **foreign)["y"], y)
+        dy = np.ones_like(y)
+        batch = lla.Batch(self.context, [20])
+        gradients = self.model.layer.backward(batch, {"y": Foreign(dy)}, ("k", "lam"), **foreign)
+        for name, wanted in self.model.layer.backward(batch, {"y": dy}, ("k", "lam"), **inputs).items():
+            np.testing.assert_array_equal(gradients[name], wanted)
+        self.assertTrue(all(tensor.asked for tensor in foreign.values()))
 
     def test_several_sequences_in_one_step(self):
         batch = lla.Batch(self.context, [70, 2, 40], state=self.state, slots=[2, -1, 3])

@@ -87,7 +87,7 @@ lla_status upload_plan(Batch* batch, void* stream, lla_error* error) noexcept {
   BatchView& view = batch->device_view;
   view = batch->view;
   view.max_draft = batch->state ? batch->state->plan().max_draft : 0;
-  view.past_alignment = batch->limits.replay ? 1 : kNoPast;
+  view.past_alignment = batch->limits.replay ? 0 : kNoPast;
   view.least_rows = batch->limits.replay ? 0 : view.total_rows;
   for (int64_t b = 0; b < view.count; ++b) {
     const Sequence& sequence = batch->sequences[b];
@@ -99,7 +99,7 @@ lla_status upload_plan(Batch* batch, void* stream, lla_error* error) noexcept {
     if (sequence.padding || batch->limits.replay) continue;
     view.most_rows = std::max(view.most_rows, sequence.rows);
     view.least_rows = std::min(view.least_rows, sequence.rows);
-    const int64_t past = sequence.history.start == 0 ? sequence.position : 1;
+    const int64_t past = sequence.history.start == 0 ? sequence.position : 0;
     if (sequence.history.has_past()) view.past_alignment = std::min(view.past_alignment, past & -past);
     view.most_length = std::max(view.most_length, sequence.position + sequence.rows);
     view.most_nodes_to_store = std::max(view.most_nodes_to_store, sequence.nodes_to_store_count);

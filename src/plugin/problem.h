@@ -69,9 +69,9 @@ struct BatchView {
   int64_t most_length = 0;                                                          // position + rows of one sequence
   int64_t most_nodes_to_store = 0, most_tail_to_store = 0, most_conv_to_store = 0;  // entries of one sequence
   int64_t least_rows = 0;                                                           // of a sequence that is not padding
-  // A power of two that divides the positions of all sequences with a past, which goes back to 0, as far as the host knows;
-  // kNoPast: there is none.
-  int64_t past_alignment = 1;
+  // A power of two that divides the positions of all sequences with a past, which goes back to 0; kNoPast: there is none; 0:
+  // the host does not know, or some past does not go back to 0.
+  int64_t past_alignment = 0;
   int64_t max_draft = 0;  // a sequence of at most so many rows is a draft: it stores nodes at every border that it crosses
   bool stores = true;     // false: nothing is stored, whatever the sequences say (a forward that is recomputed)
 };

@@ -40,7 +40,7 @@ Case make_case(int64_t heads, int64_t groups, int64_t dk, int64_t dv, int64_t le
 
 Values run_hopper(const Case& c) { return run_case(hopper_kernels(), c); }
 
-void check(const Case& c, double most = 8e-3) {
+void check_type(const Case& c, double most) {
   SCOPED_TRACE(describe(c));
   ASSERT_NE(hopper_kernels().backward, nullptr);
   const Values got = run_hopper(c), want = run_case(reference_kernels(), c);
@@ -50,6 +50,17 @@ void check(const Case& c, double most = 8e-3) {
     if (std::getenv("LLA_PRINT")) std::printf("%s %.2e  ", name.c_str(), error);
   }
   if (std::getenv("LLA_PRINT")) std::printf("\n");
+}
+
+Case of_type(Case c, int32_t dtype) {
+  c.inputs.dtype = c.out_dtype = dtype;
+  return c;
+}
+
+// Rows of bf16 and of fp16, whose errors are an eighth.
+void check(const Case& c) {
+  check_type(of_type(c, LLA_BF16), 8e-3);
+  check_type(of_type(c, LLA_F16), 1e-3);
 }
 
 void expect_same(const Values& a, const Values& b) {
@@ -76,6 +87,55 @@ TEST_F(HopperScalarGateBackward, OddShapes) {
   check(c);
   c.shape.levels = 0;
   check(c);
+}
+
+// Nodes and their gradients far beyond the largest fp16 number, and far below the least that keeps its bits. Results are of
+// ordinary size.
+TEST_F(HopperScalarGateBackward, SumsBeyondTheRangeOfRows) {
+  Case c = make_case(1, 1, 64, 32, 16, {{16384 + 300}});
+  c.inputs.lift = 4;
+  c.inputs.row_lift = 1;
+  c.inputs.decay = 1e-6;
+  c.inputs.lambda_size = 0.005;
+  check(c);
+  c.shape.levels = 0;
+  c.shape.scale = 1e-4;
+  check(c);
+  c = make_case(1, 1, 64, 32, 15, {{3000}});
+  c.inputs.decay = 0.002;
+  for (const int64_t levels : {15, 0}) {
+    c.shape.levels = levels;
+    c.inputs.write_size = 1e-6;
+    c.shape.scale = 1e5;
+    check(c);
+    c.inputs.write_size = 1e6;
+    c.shape.scale = 1e-7;
+    check(c);
+    c.inputs.write_size = 1;
+    c.shape.scale = 0.125;
+    c.inputs.gradient_size = 1e-4;
+    check(c);
+    c.inputs.gradient_size = 300;
+    check(c);
+    c.inputs.gradient_size = 1;
+  }
+}
+
+// fp16: units follow the size of dy, so that bits do not depend on it.
+TEST_F(HopperScalarGateBackward, SizeOfOutputGradients) {
+  for (const int64_t levels : {0, 10}) {
+    Case c = of_type(make_case(2, 1, 40, 8, levels, {{300}}), LLA_F16);
+    const Values usual = run_hopper(c);
+    c.inputs.gradient_size = 64;
+    const Values large = run_hopper(c);
+    for (const auto& [name, values] : usual) {
+      if (name == "y") continue;
+      for (size_t i = 0; i < values.size(); ++i) {
+        if (std::abs(values[i]) < 1e-3) continue;
+        ASSERT_EQ(large.at(name)[i], 64 * values[i]) << name << ' ' << i;
+      }
+    }
+  }
 }
 
 // An empty past: the call begins within a block, at any node level.
@@ -173,15 +233,17 @@ TEST_F(HopperScalarGateBackward, Parts) {
 
 // Groups in one part or several, slices of one part, of two, of one group.
 TEST_F(HopperScalarGateBackward, BitsDoNotDependOnSlices) {
-  for (const auto& [heads, groups] : std::vector<std::pair<int64_t, int64_t>>{{17, 1}, {18, 2}, {6, 3}}) {
-    Case c = make_case(heads, groups, 40, 8, 10, {{200, 50}});
-    SCOPED_TRACE(describe(c));
-    const Values whole = run_hopper(c);
-    for (const char* bytes : {"1", "1000000", "1600000"}) {
-      setenv("LLA_EMULATED_SCRATCH", bytes, 1);
-      expect_same(whole, run_hopper(c));
+  for (const int32_t dtype : {LLA_BF16, LLA_F16}) {
+    for (const auto& [heads, groups] : std::vector<std::pair<int64_t, int64_t>>{{17, 1}, {18, 2}, {6, 3}}) {
+      const Case c = of_type(make_case(heads, groups, 40, 8, 10, {{200, 50}}), dtype);
+      SCOPED_TRACE(describe(c));
+      const Values whole = run_hopper(c);
+      for (const char* bytes : {"1", "1000000", "1600000"}) {
+        setenv("LLA_EMULATED_SCRATCH", bytes, 1);
+        expect_same(whole, run_hopper(c));
+      }
+      unsetenv("LLA_EMULATED_SCRATCH");
     }
-    unsetenv("LLA_EMULATED_SCRATCH");
   }
 }
 
@@ -190,14 +252,18 @@ TEST_F(HopperScalarGateBackward, BitsDoNotDependOnChains) {
   for (const int64_t levels : {0, 10}) {
     for (const int64_t groups : {1, 2}) {
       Case c = make_case(18, groups, 40, 8, levels, {{384}, {100, 256}, {300}});
-      SCOPED_TRACE(describe(c));
       check(c);
-      const Values whole = run_hopper(c);
-      for (const char* bytes : {"1", "4000000"}) {
-        setenv("LLA_EMULATED_SCRATCH", bytes, 1);
-        expect_same(whole, run_hopper(c));
+      for (const int32_t dtype : {LLA_BF16, LLA_F16}) {
+        if (dtype == LLA_F16 && groups == 1) continue;
+        c = of_type(c, dtype);
+        SCOPED_TRACE(describe(c));
+        const Values whole = run_hopper(c);
+        for (const char* bytes : {"1", "4000000"}) {
+          setenv("LLA_EMULATED_SCRATCH", bytes, 1);
+          expect_same(whole, run_hopper(c));
+        }
+        unsetenv("LLA_EMULATED_SCRATCH");
       }
-      unsetenv("LLA_EMULATED_SCRATCH");
       c.accumulate = true;
       if (groups == 2) check(c);
     }
@@ -206,8 +272,9 @@ TEST_F(HopperScalarGateBackward, BitsDoNotDependOnChains) {
 
 // The same rows of the same tensors, beside one other sequence or beside two.
 TEST_F(HopperScalarGateBackward, BitsDoNotDependOnTheBatch) {
-  for (const int64_t levels : {0, 15}) {
-    Case few = make_case(1, 1, 64, 16, levels, {{700, 300}, {2509, 100}}), many = few;
+  for (const auto& [levels, dtype] :
+       std::vector<std::pair<int64_t, int32_t>>{{0, LLA_BF16}, {15, LLA_BF16}, {0, LLA_F16}, {15, LLA_F16}}) {
+    Case few = of_type(make_case(1, 1, 64, 16, levels, {{700, 300}, {2509, 100}}), dtype), many = few;
     many.parts = {few.parts[0], {1}, {2505}};
     const Values some = run_hopper(few), others = run_hopper(many);
     for (const auto& [name, values] : some) {
@@ -221,9 +288,11 @@ TEST_F(HopperScalarGateBackward, BitsDoNotDependOnTheBatch) {
 
 TEST_F(HopperScalarGateBackward, ScratchNeverFalls) {
   const Kernel& kernel = *hopper_kernels().backward;
-  for (const int64_t groups : {1, 4, 48}) {
+  for (const auto& [groups, dtype] :
+       std::vector<std::pair<int64_t, int32_t>>{{1, LLA_BF16}, {4, LLA_BF16}, {48, LLA_BF16}, {1, LLA_F16}, {48, LLA_F16}}) {
     MixerBackward p;
     p.shape = make_shape(48, groups, 128, 64, 64, 18);
+    p.q.dtype = dtype;
     int64_t before = 0;
     for (int64_t rows = 1; rows < int64_t{1} << 32; rows += rows / 3 + 1) {
       Limits limits;
@@ -246,6 +315,11 @@ TEST_F(HopperScalarGateBackward, Refuses) {
   EXPECT_FALSE(kernel.accepts(&p));  // fp32
   for (View* view : {&p.q, &p.k, &p.v, &p.dy}) view->dtype = LLA_BF16;
   EXPECT_TRUE(kernel.accepts(&p));
+  p.dy.dtype = LLA_F16;
+  EXPECT_FALSE(kernel.accepts(&p));  // of two types
+  for (View* view : {&p.q, &p.k, &p.v}) view->dtype = LLA_F16;
+  EXPECT_TRUE(kernel.accepts(&p));
+  for (View* view : {&p.q, &p.k, &p.v, &p.dy}) view->dtype = LLA_BF16;
   unsetenv("LLA_EMULATED_HOPPER");
   EXPECT_FALSE(kernel.accepts(&p));
   setenv("LLA_EMULATED_HOPPER", "1", 1);
@@ -262,6 +336,8 @@ TEST_F(HopperScalarGateBackward, Refuses) {
   p.dq.data = memory;
   p.dq.row_stride = p.dq.head_stride = 128;
   EXPECT_FALSE(kernel.accepts(&p));  // fp32
+  p.dq.dtype = LLA_F16;
+  EXPECT_FALSE(kernel.accepts(&p));  // not the rows' type
   p.dq.dtype = LLA_BF16;
   EXPECT_TRUE(kernel.accepts(&p));
   p.dq.data = memory + 2;

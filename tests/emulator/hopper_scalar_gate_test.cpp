@@ -34,12 +34,16 @@ Case make_case(int64_t heads, int64_t groups, int64_t dk, int64_t dv, int64_t le
   return c;
 }
 
-void check(const Case& c) {
-  SCOPED_TRACE(describe(c));
-  const Kernels hopper = hopper_kernels();
-  ASSERT_NE(hopper.forward, nullptr);
-  const Values got = run_case(hopper, c), want = run_case(reference_kernels(), c);
-  EXPECT_LT(norm_error(got.at("y"), want.at("y")), 4e-3);
+// Rows of bf16 and of fp16, of which half as many bits are lost eight times over.
+void check(Case c) {
+  for (const int32_t dtype : {LLA_BF16, LLA_F16}) {
+    c.inputs.dtype = c.out_dtype = dtype;
+    SCOPED_TRACE(describe(c));
+    const Kernels hopper = hopper_kernels();
+    ASSERT_NE(hopper.forward, nullptr);
+    const Values got = run_case(hopper, c), want = run_case(reference_kernels(), c);
+    EXPECT_LT(norm_error(got.at("y"), want.at("y")), dtype == LLA_BF16 ? 4e-3 : 6e-4);
+  }
 }
 
 TEST_F(HopperScalarGate, LogLinear) { check(make_case(2, 1, 128, 64, 10, {{300}, {64}, {1}, {128}})); }
@@ -67,6 +71,42 @@ TEST_F(HopperScalarGate, HardGates) {
   c.inputs.gate = c.inputs.write = false;
   check(c);
   c.shape.levels = 10;
+  check(c);
+}
+
+// Contents of nodes and states far beyond the largest fp16 number (16 384 rows of 16 each are 131 072 half the time), and
+// far below the least that keeps its bits. Outputs are of ordinary size.
+TEST_F(HopperScalarGate, SumsBeyondTheRangeOfRows) {
+  Case c = make_case(1, 1, 64, 32, 16, {{16384 + 300}});
+  c.inputs.lift = 4;
+  c.inputs.decay = 1e-6;
+  c.inputs.lambda_size = 0.005;
+  for (const char* log : {"5", "3"}) {
+    SCOPED_TRACE(log);
+    setenv("LLA_EMULATED_SEGMENT_LOG", log, 1);
+    check(c);
+  }
+  unsetenv("LLA_EMULATED_SEGMENT_LOG");
+  c.shape.levels = 0;
+  c.shape.scale = 1e-4;
+  check(c);
+  c = make_case(1, 1, 64, 32, 15, {{3000}});
+  c.inputs.write_size = 1e-6;
+  c.inputs.decay = 0.002;
+  c.shape.scale = 1e5;
+  check(c);
+  c.shape.levels = 0;
+  check(c);
+  c.inputs.write_size = 1e6;
+  c.shape.scale = 1e-7;
+  check(c);
+  c.shape.levels = 15;
+  check(c);
+  // Scores beyond the range, too.
+  c.inputs.write_size = 1;
+  c.inputs.query_size = 1e4;
+  c.inputs.lift = 2;
+  c.shape.scale = 1e-5;
   check(c);
 }
 
@@ -113,15 +153,21 @@ TEST_F(HopperScalarGate, Segments) {
   check(c);
 }
 
-// With states: sequences without a history are swept over, the others are not; states of both are stored.
+// With states: long sequences are swept over, short ones are not; states of both are stored.
 Part fresh_part(int64_t rows, int64_t position = 0) { return {rows, position, position, false, true}; }
 
 void check_states(Case c) {
-  SCOPED_TRACE(describe(c));
-  const Values got = run_case(hopper_kernels(), c), want = run_case(reference_kernels(), c);
-  EXPECT_LT(norm_error(got.at("y"), want.at("y")), 4e-3);
-  EXPECT_LT(norm_error(got.at("state"), want.at("state")), 4e-3);
-  EXPECT_LT(max_error(got.at("state scalars"), want.at("state scalars")), 1e-5);
+  const int32_t tails = c.tail_dtype;
+  for (const int32_t dtype : {LLA_BF16, LLA_F16}) {
+    c.inputs.dtype = c.out_dtype = dtype;
+    c.tail_dtype = tails == LLA_BF16 ? dtype : tails;
+    SCOPED_TRACE(describe(c));
+    const Values got = run_case(hopper_kernels(), c), want = run_case(reference_kernels(), c);
+    const double bound = dtype == LLA_BF16 || c.node_dtype == LLA_BF16 ? 4e-3 : 6e-4;  // by the narrower of rows and nodes
+    EXPECT_LT(norm_error(got.at("y"), want.at("y")), bound);
+    EXPECT_LT(norm_error(got.at("state"), want.at("state")), bound);
+    EXPECT_LT(max_error(got.at("state scalars"), want.at("state scalars")), 1e-5);
+  }
 }
 
 TEST_F(HopperScalarGate, States) {
@@ -157,7 +203,7 @@ TEST_F(HopperScalarGate, StatesOfLongSequences) {
   check_states(c);
 }
 
-// Histories that end with a block and a chunk are read by sweeps, others by the portable kernels.
+// Histories that end with a block and a chunk.
 TEST_F(HopperScalarGate, Histories) {
   Case c = make_case(
       2, 1, 128, 64, 15,
@@ -169,7 +215,7 @@ TEST_F(HopperScalarGate, Histories) {
   check_states(c);  // at this decay what the reference rounds at each chunk is soon gone
   c.node_dtype = LLA_F32;
   check_states(c);
-  c.shape.levels = 15;  // nodes in fp32 are not for sweeps
+  c.shape.levels = 15;  // nodes in fp32 become copies in the rows' type
   check_states(c);
 }
 
@@ -191,6 +237,86 @@ TEST_F(HopperScalarGate, HistoriesOfOtherShapes) {
   check_states(c);
 }
 
+// Histories that end anywhere: within the first or second half of a block, of chunks of half a block, one, or several, with
+// rows that are still raw before and in the sequence's first block; in all node levels of the first block.
+TEST_F(HopperScalarGate, HistoriesWithinBlocks) {
+  for (const int64_t grain : {64, 128, 256, 512}) {
+    Case c = make_case(2, 1, 128, 64, 15,
+                       {{300, 5000, 0},
+                        {128, 17, 0},
+                        {700, 128 * 11 + 64, 0},
+                        {200, 128 * 5 + 127, 0},
+                        {131, 1023, 0},
+                        fresh_part(150),
+                        {20, 700, 0},
+                        {450, 4096 - 1, 0}});
+    c.shape.grain = grain;
+    c.inputs.decay = 0.002;
+    c.node_dtype = LLA_BF16;
+    check_states(c);
+    c.tail_dtype = LLA_BF16;
+    check_states(c);
+    c.shape.levels = 0;
+    c.inputs.decay = 0.02;  // the reference rounds a narrow state at each chunk
+    check_states(c);
+    c.node_dtype = LLA_F32;
+    c.tail_dtype = LLA_F16;
+    c.inputs.decay = 0.002;
+    check_states(c);
+  }
+}
+
+// Copies of a history's nodes in the rows' type: the same bits whether all heads go at once or in slices.
+TEST_F(HopperScalarGate, CopiesOfNodes) {
+  Case c = make_case(6, 2, 40, 72, 15, {{300, 5000, 0}, {150, 128 * 5, 0}});
+  c.inputs.decay = 0.002;
+  for (const int64_t scratch : {0, 1 << 16}) {
+    for (const bool absorb : {false, true}) {
+      for (const bool cyclic : {false, true}) {
+        c.shape.absorb = absorb;
+        c.shape.levels = absorb ? 9 : 15;
+        c.shape.head_map = cyclic ? LLA_HEAD_MAP_CYCLIC : LLA_HEAD_MAP_BLOCKED;
+        const Values whole = run_case(hopper_kernels(), c);
+        check_states(c);
+        setenv("LLA_EMULATED_SCRATCH", std::to_string(scratch).c_str(), 1);
+        const Values sliced = run_case(hopper_kernels(), c);
+        unsetenv("LLA_EMULATED_SCRATCH");
+        for (const char* name : {"y", "state", "state scalars"}) EXPECT_EQ(whole.at(name), sliced.at(name)) << name;
+      }
+    }
+  }
+}
+
+// Rows of a history that have gates and write strengths where the call has none, and the other way about; narrow factors;
+// levels that are absorbed, down to those inside a block.
+TEST_F(HopperScalarGate, HistoriesWithinBlocksOfOtherShapes) {
+  Case c = make_case(4, 2, 40, 72, 15, {{250, 200, 0}, {500, 256 * 5 + 100, 0}, {150, 128 * 63 - 1, 0}});
+  c.inputs.decay = 0.002;
+  c.node_dtype = c.tail_dtype = LLA_BF16;
+  c.shape.head_map = LLA_HEAD_MAP_CYCLIC;
+  for (const int64_t grain : {64, 256}) {
+    c.shape.grain = grain;
+    c.shape.absorb = false;
+    c.shape.levels = 15;
+    c.factor_dtype = LLA_BF16;
+    check_states(c);
+    c.shape.absorb = true;
+    for (const int64_t levels : {12, 9, 8, 4}) {
+      c.shape.levels = levels;
+      check_states(c);
+    }
+    c.factor_dtype = LLA_F32;
+    c.inputs.write = false;
+    check_states(c);
+    c.inputs.gate = false;
+    check_states(c);
+    c.inputs.gate = c.inputs.write = true;
+    c.inputs.hard = 0.01;
+    check_states(c);
+    c.inputs.hard = 0;
+  }
+}
+
 // What decides who works on a sequence.
 TEST_F(HopperScalarGate, Routes) {
   MixerShape shape = make_shape(1, 1, 64, 64, 64, 10);
@@ -198,33 +324,43 @@ TEST_F(HopperScalarGate, Routes) {
   state.node_layout.dtype = LLA_BF16;
   Sequence s = plain_sequence(0, 128);
   s.history.tail = 3;
-  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
   s.rows = 127;
-  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
   s.rows = 500;
   s.position = s.history.position = 256;
-  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
+  s.position = s.history.position = 777;
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
+  shape.grain = 256;
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
+  state.tail_layout.dtype = LLA_BF16;
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
+  shape.levels = 0;
+  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_F16)));  // bf16 rows may be too large for fp16
+  state.tail_layout.dtype = LLA_F32;
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_F16)));
+  shape.levels = 10;
   shape.grain = 512;
-  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
+  s.position = s.history.position = 4096;
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
   shape.grain = 64;
   state.node_layout.dtype = LLA_F32;
-  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
   shape.levels = 0;
-  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
-  s.position = s.history.position = 192;
-  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
-  s.position = s.history.position = 256;
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
   s.history.start = 64;
-  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
-  s.history.start = 256;
-  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
+  s.history.start = 4096;
+  EXPECT_TRUE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
   s.nodes_to_store_count = 5;
-  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state)));
+  EXPECT_FALSE(cuda::takes_sweep(s, cuda::sweep_routes(shape, state, LLA_BF16)));
 }
 
 // Bits of rows that read a history do not depend on how the call is cut.
 TEST_F(HopperScalarGate, HistoriesInSegments) {
-  Case c = make_case(1, 1, 64, 32, 15, {{128 * 20 + 50, 128 * 13, 0}, {4096, 128 * 8, 0}});
+  Case c = make_case(1, 1, 64, 32, 15, {{128 * 20 + 50, 128 * 13, 0}, {4096, 128 * 8 + 77, 0}});
   c.inputs.decay = 0.002;
   c.node_dtype = LLA_BF16;
   std::vector<double> first;
@@ -239,7 +375,7 @@ TEST_F(HopperScalarGate, HistoriesInSegments) {
   unsetenv("LLA_EMULATED_SEGMENT_LOG");
   c.shape.levels = 0;
   c.node_dtype = LLA_F32;  // the reference rounds narrow states at each chunk, a sweep at the end only
-  c.parts = {{16384 + 300, 128 * 100, 0}};
+  c.parts = {{16384 + 300, 128 * 100 + 70, 0}};
   check_states(c);
 }
 

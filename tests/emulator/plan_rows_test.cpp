@@ -329,7 +329,7 @@ TEST(PlanRows, RoutesOfABatch) {
       Error error;
       ASSERT_EQ(plan_batch(batch.get(), state.get(), rows, nullptr, nullptr, &error), LLA_OK) << error.text;
       ASSERT_EQ(batch.get()->on_device, there);
-      for (const int64_t border : {64, 128, 256, 512}) {
+      for (const int64_t border : {1, 128, 256, 512}) {
         for (const bool histories : {false, true}) {
           const cuda::SweepRoutes routes{histories, border};
           bool all = true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of bf16 rows on the emulator: against the reference, over shapes, histories, borders and types of nodes; and their
+// Steps of bf16 and fp16 rows on the emulator: against the reference, over shapes, histories, borders and types of nodes; and their
 // bits, which depend on nothing but the sequence.
 #include <gtest/gtest.h>
 
@@ -24,13 +24,28 @@ Case make_case(MixerShape shape, std::vector<Part> parts, int32_t node_dtype = L
   return c;
 }
 
-void check(const Case& c) {
-  SCOPED_TRACE(describe(c) + " nodes " + std::to_string(c.node_dtype));
-  const Values got = run_case(portable(), c), want = run_case(reference_kernels(), c);
-  for (const char* name : {"y", "state", "state scalars"}) {
-    if (!want.count(name)) continue;
-    const double tolerance = std::string(name) == "y" ? 3e-5 : c.node_dtype == LLA_BF16 ? 6e-3 : 4e-3;
-    EXPECT_LE(norm_error(got.at(name), want.at(name)), tolerance) << name;
+// The same with rows of another 2-byte type.
+Case in_type(Case c, int32_t dtype) {
+  c.inputs.dtype = dtype;
+  for (int32_t* type : {&c.tail_dtype, &c.factor_dtype}) {
+    if (*type == LLA_BF16) *type = dtype;
+  }
+  return c;
+}
+
+void check(const Case& of_bf16) {
+  for (const int32_t dtype : {LLA_BF16, LLA_F16}) {
+    const Case c = in_type(of_bf16, dtype);
+    SCOPED_TRACE(describe(c) + " nodes " + std::to_string(c.node_dtype));
+    const Values got = run_case(portable(), c), want = run_case(reference_kernels(), c);
+    for (const char* name : {"y", "state", "state scalars"}) {
+      if (!want.count(name)) continue;
+      const double tolerance = std::string(name) == "y"     ? dtype == LLA_F16 ? 2e-6 : 3e-5
+                               : c.node_dtype == LLA_BF16 ? 6e-3
+                               : dtype == LLA_F16         ? 8e-4
+                                                          : 4e-3;
+      EXPECT_LE(norm_error(got.at(name), want.at(name)), tolerance) << name;
+    }
   }
 }
 
@@ -93,12 +108,18 @@ TEST(ScalarGateStep, Inputs) {
 
 // Rows that are not aligned give the same bits as aligned ones.
 TEST(ScalarGateStep, UnalignedRows) {
-  Case c = make_case(log_linear(2, 1, 64, 64), kParts);
-  const Values aligned = run_case(portable(), c);
-  c.inputs.pad = 7;
-  const Values unaligned = run_case(portable(), c);
-  EXPECT_TRUE(aligned == unaligned);
+  for (const int32_t dtype : {LLA_BF16, LLA_F16}) {
+    Case c = in_type(make_case(log_linear(2, 1, 64, 64), kParts), dtype);
+    const Values aligned = run_case(portable(), c);
+    c.inputs.pad = 7;
+    const Values unaligned = run_case(portable(), c);
+    EXPECT_TRUE(aligned == unaligned) << dtype;
+  }
 }
+
+// Of rows, and of nodes.
+constexpr std::array<int32_t, 2> kTypes[] = {
+    {LLA_BF16, LLA_BF16}, {LLA_BF16, LLA_F32}, {LLA_F16, LLA_BF16}, {LLA_F16, LLA_F32}};
 
 // y of some rows of one sequence, appended in pieces that end at the given rows.
 std::vector<double> rows_of(const MixerShape& shape, Tensors& t, Memory& memory, SlotImage image,
@@ -124,32 +145,32 @@ std::vector<double> rows_of(const MixerShape& shape, Tensors& t, Memory& memory,
 
 // A row has the same bits alone and with others, and so has the node of a chunk that they complete.
 TEST(ScalarGateStep, RowsAloneAndTogether) {
-  for (int32_t dtype : {LLA_BF16, LLA_F32}) {
+  for (const auto& [rows, dtype] : kTypes) {
     const MixerShape shape = log_linear(2, 1, 128, 64);
     Random random(5);
     Inputs inputs;
-    inputs.dtype = LLA_BF16;
+    inputs.dtype = rows;
     Tensors t = random_tensors(random, shape, 12, inputs);
-    Memory memory(shape, 300, 10, 8, dtype, LLA_BF16);
+    Memory memory(shape, 300, 10, 8, dtype, rows);
     const SlotImage start = memory.random_slot(random, 64 * 11 + 56, 0, 0.01);
     const std::vector<double> alone = rows_of(shape, t, memory, start, {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
     for (const std::vector<int64_t>& ends :
          std::vector<std::vector<int64_t>>{{4, 8, 12}, {1, 4, 6, 8, 9, 12}, {2, 5, 8, 10, 12}})
-      EXPECT_TRUE(rows_of(shape, t, memory, start, ends) == alone) << dtype;
+      EXPECT_TRUE(rows_of(shape, t, memory, start, ends) == alone) << rows << " " << dtype;
   }
 }
 
 // The node of a chunk that steps complete, alone or merged with others, has the bits of that of a longer call.
 TEST(ScalarGateStep, NodesOfLongerCalls) {
-  for (int32_t dtype : {LLA_BF16, LLA_F32}) {
+  for (const auto& [rows, dtype] : kTypes) {
     for (const auto& [dk, dv, grain, chunk] : std::vector<std::array<int64_t, 4>>{
              {128, 64, 64, 10}, {128, 64, 64, 15}, {96, 40, 64, 7}, {320, 64, 32, 5}, {64, 128, 16, 3}}) {
       const MixerShape shape = log_linear(2, 1, dk, dv, grain);
       Random random(static_cast<uint64_t>(dk + chunk));
       Inputs inputs;
-      inputs.dtype = LLA_BF16;
+      inputs.dtype = rows;
       Tensors t = random_tensors(random, shape, 8, inputs);
-      Memory memory(shape, 300, 10, 8, dtype, LLA_BF16);
+      Memory memory(shape, 300, 10, 8, dtype, rows);
       const SlotImage start = memory.random_slot(random, grain * chunk + grain - 6, 0, 0.01);
       const size_t outputs = t.y.values().size();
       const std::vector<double> steps = rows_of(shape, t, memory, start, {1, 5, 6, 8}),
@@ -157,7 +178,7 @@ TEST(ScalarGateStep, NodesOfLongerCalls) {
       ASSERT_EQ(steps.size(), whole.size());
       EXPECT_TRUE(std::equal(steps.begin() + static_cast<ptrdiff_t>(outputs), steps.end(),
                              whole.begin() + static_cast<ptrdiff_t>(outputs)))
-          << dtype << " " << dk << " " << chunk;
+          << rows << " " << dtype << " " << dk << " " << chunk;
       EXPECT_LT(norm_error({steps.begin(), steps.begin() + static_cast<ptrdiff_t>(outputs)},
                            {whole.begin(), whole.begin() + static_cast<ptrdiff_t>(outputs)}),
                 1e-2);

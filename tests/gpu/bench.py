@@ -6,8 +6,8 @@
     ... --only scalar-log,delta-log --lengths 2048,16384         ... --quick
     ... --peers DIR --peers-tool FILE                            Triton peers in the same process
 
-Inputs are random: bf16 q, k, v and output gradients, fp32 gates and lambda. A time is the median of CUDA events after a warm-up,
-over so many input sets that none stays in the L2 cache. Forward + backward is one forward call that saves what backward can use,
+Inputs are random: bf16 (or --rows fp16) q, k, v and output gradients, fp32 gates and lambda. A time is the median of CUDA
+events after a warm-up, over so many input sets that none stays in the L2 cache. Forward + backward is one forward call that saves what backward can use,
 and one backward call for all gradients.
 
 The floor of a call: the larger of its products at the rate of a bf16 matrix product and its bytes at the rate of a copy, both
@@ -104,6 +104,7 @@ class Bench:
         self.options, self.device = options, torch.device(options.device)
         self.cuda = self.device.type == "cuda"
         self.context = lla.context_of(self.device)
+        self.half, self.half_type = (torch.float16, lla.F16) if options.rows == "fp16" else (torch.bfloat16, lla.BF16)
         self.rows, self.rates, self.tool, self.missing = [], {}, None, {}
         self.facts = dict(
             command=" ".join([os.path.basename(sys.executable), *sys.argv]), source=lla.source_id(),
@@ -189,7 +190,7 @@ class Bench:
     # -- lla -----------------------------------------------------------------------------------------------------------
 
     def inputs(self, mixer, linear, B, T, H, G, K, V):
-        def normal(*shape, dtype=torch.bfloat16):
+        def normal(*shape, dtype=self.half):
             return torch.randn(*shape, dtype=dtype, device=self.device)
 
         def uniform(low, high):
@@ -259,13 +260,14 @@ class Bench:
         """T rows of B sequences with a state, the first ones or those after `past` others, and what is stored of them: the same
         plan again and again, never committed."""
         shape = SHAPES[mixer]
-        row = dict(kind="prefill", who="lla", case=f"{mixer}-{'linear' if linear else 'log'}", B=B, T=T, past=past, nodes="bf16",
-                   **shape)
+        row = dict(kind="prefill", who="lla", case=f"{mixer}-{'linear' if linear else 'log'}", B=B, T=T, past=past,
+                   nodes=self.options.nodes, **shape)
+        nodes = lla.F32 if self.options.nodes == "fp32" else lla.BF16
         try:
             levels = 0 if linear else lla.levels_needed(past + T)
             layer = lla.mixer_layer(self.context, RULES[mixer], (shape["G"], shape["K"]), (shape["H"], shape["V"]), levels,
                                     mixer == "delta")
-            state = lla.State([layer], slots=B, max_length=past + T, node_dtype=lla.BF16, tail_dtype=lla.BF16)
+            state = lla.State([layer], slots=B, max_length=past + T, node_dtype=nodes, tail_dtype=self.half_type)
             stream = lla.stream_of(self.device)
 
             def prepare(rows):
@@ -299,6 +301,7 @@ class Bench:
             self.time_prefill("scalar", max(1, self.options.tokens // T), T)
         self.time_prefill("scalar", 1, 16384)
         self.time_prefill("scalar", 8, 8192, past=8192)
+        self.time_prefill("scalar", 64, 600, past=5000)
         self.time_prefill("scalar", 64, 2048, past=14336)
         self.time_prefill("scalar", 1, 8192, past=122880)
         self.time_prefill("scalar", 8, 16384, linear=True)
@@ -330,11 +333,11 @@ class Bench:
         shape, length = SHAPES[mixer], high
         H, G, K, V = (shape[n] for n in "HGKV")
         row = dict(kind="step", who="lla", case=f"{mixer}-{'linear' if linear else 'log'}", B=B, T=length, positions=[low, high],
-                   nodes="bf16" if dtype == lla.BF16 else "fp32", **shape)
+                   nodes="fp32" if dtype == lla.F32 else "bf16", **shape)
         try:
             levels = 0 if linear else lla.levels_needed(length)
             layer = lla.mixer_layer(self.context, RULES[mixer], (G, K), (H, V), levels, mixer == "delta")
-            state = lla.State([layer], slots=B, max_length=length, node_dtype=dtype, tail_dtype=lla.BF16)
+            state = lla.State([layer], slots=B, max_length=length, node_dtype=dtype, tail_dtype=self.half_type)
             generator = torch.Generator().manual_seed(7)
             positions = torch.randint(low, high, (B,), generator=generator).tolist()
             given = self.inputs(mixer, linear, 1, max(positions + [1]), H, G, K, V)
@@ -363,7 +366,7 @@ class Bench:
             call = lambda s: layer.prepare_forward(batch, io, workspace=workspace, state=state, stream=s)  # noqa: E731
             ms = self.replayed([call] * 10)
             nodes = sum(bin(n // CHUNK).count("1") if not linear else 1 for n in positions)
-            moved = H * (nodes * K * V * (2 if dtype == lla.BF16 else 4) + sum(n % CHUNK for n in positions) * V * 2)
+            moved = H * (nodes * K * V * (4 if dtype == lla.F32 else 2) + sum(n % CHUNK for n in positions) * V * 2)
             moved += G * sum(n % CHUNK for n in positions) * K * 2
             self.add(**row, op="step", ms=ms, moved_mib=moved / 2 ** 20,
                      of_copy=moved / ms * 1e3 / self.rates["copy_bytes"] if self.rates else None)
@@ -649,6 +652,8 @@ def main():
     parser.add_argument("--tokens", type=int, default=131072, help="tokens of a full call")
     parser.add_argument("--groups", type=int, default=0, help="query/key heads of the scalar gate; default 1")
     parser.add_argument("--passes", default="forward,forward+backward")
+    parser.add_argument("--rows", choices=["bf16", "fp16"], default="bf16", help="type of q, k, v, outputs and their gradients")
+    parser.add_argument("--nodes", choices=["bf16", "fp32"], default="bf16", help="type of a state's nodes in prefills")
     parser.add_argument("--grain", type=int, default=0)
     parser.add_argument("--no-saved", dest="saved", action="store_false", help="backward repeats the forward sweep")
     parser.add_argument("--quick", action="store_true", help="T = 2048, 16384, 131072, few repeats")

@@ -37,11 +37,11 @@ def kernels_of(folder):
 
 def short_name(mangled):
     """The kernel's name and template arguments; what stands before names the file's own namespace by a hash."""
-    match = re.search(r"_cu_[0-9a-f]{8}(?:_[0-9]+)?(\d+)(\D.*)$", mangled)
+    match = re.search(r"_cu_[0-9a-f]{8}_?(\d+)(\D.*)$", mangled)
     if not match:
         return mangled
     digits, rest = match.groups()
-    # The hash may end in digits that look like the name's length.
+    # The hash may end in digits, or a number follow it, that look like the name's length.
     for start in range(len(digits)):
         length = int(digits[start:])
         if length <= len(rest) and re.fullmatch(r"[a-z_0-9]+", rest[:length]) and rest[length:length + 1] in "IEv":

@@ -335,21 +335,23 @@ struct Inputs {
   double decay = 0.1;  // gates are about -decay
   double hard = 0;     // share of gates that are -inf, -700 or 0 instead
   int64_t pad = 0;
+  double lift = 0;  // added to keys and values, whose products then do not cancel
+  double query_size = 1, write_size = 1, lambda_size = 1;
+  double row_lift = 0, gradient_size = 1;  // added to queries and to dy; of dy
 };
 
 inline Tensors random_tensors(Random& random, const MixerShape& s, int64_t rows, const Inputs& in) {
   Tensors t;
-  const auto normal = [&] { return random.normal(); };
   const double k_size = 1 / std::sqrt(static_cast<double>(s.key_dim));
   t.q = Tensor(in.dtype, rows, s.groups, s.key_dim, in.pad);
   t.k = Tensor(in.dtype, rows, s.groups, s.key_dim, in.pad);
   t.v = Tensor(in.dtype, rows, s.heads, s.value_dim, in.pad);
   t.y = Tensor(in.dtype, rows, s.heads, s.value_dim, in.pad);
   t.dy = Tensor(in.dtype, rows, s.heads, s.value_dim, in.pad);
-  t.q.fill(normal);
-  t.k.fill([&] { return k_size * random.normal(); });
-  t.v.fill(normal);
-  t.dy.fill(normal);
+  t.q.fill([&] { return in.row_lift + in.query_size * random.normal(); });
+  t.k.fill([&] { return in.lift + k_size * random.normal(); });
+  t.v.fill([&] { return in.lift + random.normal(); });
+  t.dy.fill([&] { return in.gradient_size * (in.row_lift + random.normal()); });
   if (in.gate) {
     t.gate = Tensor(LLA_F32, rows, s.heads, 1, in.pad);
     t.gate.fill([&] {
@@ -361,12 +363,12 @@ inline Tensors random_tensors(Random& random, const MixerShape& s, int64_t rows,
   }
   if (in.write) {
     t.write = Tensor(LLA_F32, rows, s.heads, 1, in.pad);
-    t.write.fill([&] { return random.uniform(); });
+    t.write.fill([&] { return in.write_size * random.uniform(); });
     t.dwrite = Tensor(LLA_F32, rows, s.heads, 1, in.pad);
   }
   if (s.levels > 0) {
     t.lambda = Tensor(LLA_F32, rows, s.heads, s.levels, in.pad);
-    t.lambda.fill(normal);
+    t.lambda.fill([&] { return in.lambda_size * random.normal(); });
     t.dlambda = Tensor(LLA_F32, rows, s.heads, s.levels, in.pad);
   }
   t.dq = Tensor(in.dtype, rows, s.groups, s.key_dim, in.pad);

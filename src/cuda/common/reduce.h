@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums in a fixed order: over the lanes of a warp, and over partial results that blocks have left in memory.
+// Sums in a fixed order, and the largest number: over the lanes of a warp, and over partial results that blocks have left in
+// memory.
 #pragma once
 
 #include "cuda/common/platform.h"
@@ -10,6 +11,12 @@ namespace lla::cuda {
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance >>= 1) x += __shfl_xor_sync(kAllLanes, x, distance);
+  return x;
+}
+
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance >>= 1) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, distance));
   return x;
 }
 

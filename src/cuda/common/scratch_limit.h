@@ -17,15 +17,15 @@ inline int64_t most_scratch() {
   return int64_t{460} << 20;
 }
 
-inline bool fits_scratch(Size bytes) { return bytes.valid() && bytes.value() <= most_scratch(); }
+inline bool fits_scratch(Size bytes, int64_t most = most_scratch()) { return bytes.valid() && bytes.value() <= most; }
 
 // What a kernel that works on slices measures, of which bytes_of(heads) is a Size: enough for any call within the limits,
 // which may take larger slices than the limits themselves would. -1: overflow.
 template <class BytesOf>
-int64_t sliced_bytes(int64_t heads, BytesOf bytes_of) {
+int64_t sliced_bytes(int64_t heads, BytesOf bytes_of, int64_t limit = most_scratch()) {
   const Size one = bytes_of(int64_t{1}), all = bytes_of(heads);
   if (!one.valid()) return -1;
-  const int64_t most = fits_scratch(all) ? all.value() : most_scratch();
+  const int64_t most = fits_scratch(all, limit) ? all.value() : limit;
   return one.value() > most ? one.value() : most;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one warp does with small bf16 matrices: products of 16 x 16 by 16 x 8, and loads of four 8 x 8 matrices that are
+// What one warp does with small matrices of bf16 or fp16: products of 16 x 16 by 16 x 8, and loads of four 8 x 8 matrices that are
 // transposed on the way. All lanes take part.
 #pragma once
 
@@ -10,13 +10,15 @@ namespace lla::cuda {
 // c[16 x 8] += a[16 x 16] b[16 x 8] (PTX mma.m16n8k16). Each register of a and b holds two neighbours in depth, the first in
 // its lower half: lane l has a(l / 4 + 8 * (i % 2), 2 * (l % 4) + 8 * (i / 2)) and the next, b(2 * (l % 4) + 8 * i, l / 4)
 // and the next; c(l / 4 + 8 * (i / 2), 2 * (l % 4) + i % 2).
-__device__ __forceinline__ void multiply_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+template <int32_t kDtype>
+__device__ __forceinline__ void multiply_half(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  static_assert(kDtype == LLA_BF16 || kDtype == LLA_F16);
 #if defined(LLA_CUDA_EMULATED)
   const unsigned give[6] = {a[0], a[1], a[2], a[3], b0, b1};
   const char* all = emulator::warp_meet(give, sizeof give);
   const auto number = [all](int lane, int i, int k) {
-    const unsigned pair = reinterpret_cast<const unsigned*>(all + 64 * lane)[i];
-    return from_bf16(k % 2 ? pair >> 16 : pair & 0xffffu);
+    const unsigned pair = reinterpret_cast<const unsigned*>(all + 64 * lane)[i], bits = k % 2 ? pair >> 16 : pair & 0xffffu;
+    return kDtype == LLA_BF16 ? from_bf16(bits) : from_f16(bits);
   };
   const int l = emulator::lane();
   for (int i = 0; i < 4; ++i) {
@@ -25,9 +27,14 @@ __device__ __forceinline__ void multiply_bf16(float (&c)[4], const unsigned (&a)
       c[i] += number(row % 8 * 4 + k % 8 / 2, row / 8 + 2 * (k / 8), k) * number(column * 4 + k % 8 / 2, 4 + k / 8, k);
   }
 #else
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  if constexpr (kDtype == LLA_BF16)
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #endif
 }
 

@@ -19,7 +19,7 @@ constexpr int64_t kFill = 512;
 struct Extent {
   int64_t places, piece_places, blocks;
   int entries, piece_levels;
-  bool linear;
+  bool linear, f16;
 
   // Of some sequences, each with places of its own.
   Extent each(int64_t sequences) const {
@@ -29,13 +29,14 @@ struct Extent {
     return some;
   }
 
-  Extent(const MixerShape& shape, int64_t rows, int64_t sequences, int64_t most_rows, int64_t most_length)
+  Extent(const MixerShape& shape, int32_t dtype, int64_t rows, int64_t sequences, int64_t most_rows, int64_t most_length)
       : places((rows >> kBlockLog) + 2 * sequences),
         piece_places(BackwardParameters::piece_places(rows, sequences)),
         blocks(blocks_of(most_rows, most_length)),
         entries(shape.levels == 0 ? 1 : node_levels(blocks, most_length)),
         piece_levels(BackwardParameters::piece_levels_of(most_length, shape.levels == 0)),
-        linear(shape.levels == 0) {}
+        linear(shape.levels == 0),
+        f16(dtype == LLA_F16) {}
 };
 
 // Heads and parts of a shape. They say in which order the parts of dq and dk are summed: nothing else may change them.
@@ -77,6 +78,13 @@ Size carve(const Extent& extent, const Parts& parts, int n, bool chained, char* 
   in.reads = reinterpret_cast<float*>(take(slots * kMostEntries * 4));
   in.through = reinterpret_cast<float*>(take(slots * 4));
   in.row_reads = reinterpret_cast<float*>(take(slots * kBlock * 4));
+  if (extent.f16) {
+    in.units = reinterpret_cast<BlockUnits*>(take(slots * static_cast<int64_t>(sizeof(BlockUnits))));
+    in.joins = reinterpret_cast<float*>(take(slots * 4));
+    in.downs = reinterpret_cast<float*>(take(slots * 4));
+    in.head_ranges = reinterpret_cast<BlockRange*>(take(slots * static_cast<int64_t>(sizeof(BlockRange))));
+    in.group_ranges = reinterpret_cast<BlockRange*>(take(slots * static_cast<int64_t>(sizeof(BlockRange))));  // not more
+  }
   in.piece_levels = extent.piece_levels;
   in.node_pieces = reinterpret_cast<float*>(
       take(Size(extent.piece_places) * extent.piece_levels * parts.heads(n) * parts.key_dim * kColumns * 4));
@@ -129,7 +137,7 @@ int64_t choose_sequences(const Extent& extent, const Parts& parts, int64_t count
 }
 
 // One slice. Kernels whose results nobody wants stay away.
-int32_t launch_slice(const BackwardParameters& in, int key_dim, void* stream) {
+int32_t launch_slice(const BackwardParameters& in, const RangeViews& ranges, int key_dim, void* stream) {
   const bool gates = in.dgate.present(), rows = gates || in.dq.present() || in.dlambda.present();
   const bool columns = gates || in.dk.present() || in.dv.present() || in.dwrite.present();
   const bool ends = (in.part_begin + in.part_count) % in.parts_of_group == 0;  // a group
@@ -140,6 +148,7 @@ int32_t launch_slice(const BackwardParameters& in, int key_dim, void* stream) {
     if (wanted && status == LLA_OK) status = step();
   };
   then(rows || columns, [&] { return launch_factors(in, stream); });
+  then(in.f16 && (rows || columns), [&] { return launch_backward_units(in, ranges, stream); });
   then(rows || gates, [&] { return launch_block_nodes(in, key_dim, stream); });
   then(rows, [&] { return launch_row_gradients(in, key_dim, stream); });
   then(dq_sums && in.dq.present(), [&] { return launch_part_sums(in, in.dq, in.dq_parts, in.dq_sums, key_dim, stream); });
@@ -156,7 +165,7 @@ int32_t launch_piece(const MixerBackward& p, char* scratch, void* stream) {
   const MixerShape& shape = p.shape;
   const BatchView& batch = p.batch;
   if (batch.count == 0 || batch.most_rows == 0) return LLA_OK;
-  const Extent extent(shape, batch.total_rows, batch.count, batch.most_rows, batch.most_length);
+  const Extent extent(shape, p.q.dtype, batch.total_rows, batch.count, batch.most_rows, batch.most_length);
   const Parts parts(shape);
   const int64_t sequences = choose_sequences(extent, parts, batch.count);
   const bool chained = sequences > 0;
@@ -174,7 +183,8 @@ int32_t launch_piece(const MixerBackward& p, char* scratch, void* stream) {
   in.dgate = p.dgate;
   in.dwrite = p.dwrite;
   in.dlambda = p.dlambda;
-  in.linear = shape.levels == 0;
+  in.linear = extent.linear;
+  in.f16 = extent.f16;
   in.places = chained ? extent.each(sequences).places : extent.places;
   in.chained = chained;
   in.chained_rows = chained && in.linear;
@@ -207,7 +217,7 @@ int32_t launch_piece(const MixerBackward& p, char* scratch, void* stream) {
     in.batch.count = std::min(sequences, batch.count - begin);
     in.part_count = parts.count;
     in.head_count = static_cast<int>(shape.heads);
-    status = launch_slice(in, parts.key_dim, stream);
+    status = launch_slice(in, {p.q, p.k, p.v, p.dy}, parts.key_dim, stream);
   }
   for (int begin = 0; !chained && begin < parts.count && status == LLA_OK; begin += in.part_count) {
     const int group_end = (begin / parts.of_group + 1) * parts.of_group;
@@ -217,7 +227,7 @@ int32_t launch_piece(const MixerBackward& p, char* scratch, void* stream) {
     in.adds = slice == 1 && begin % parts.of_group > 0;
     in.head_begin = in.part_first(begin);
     in.head_count = in.part_end(begin + in.part_count - 1) - in.head_begin;
-    status = launch_slice(in, parts.key_dim, stream);
+    status = launch_slice(in, {p.q, p.k, p.v, p.dy}, parts.key_dim, stream);
   }
   return status;
 }
@@ -229,14 +239,15 @@ bool accepts_scalar_gate_backward(const void* problem) {
   const MixerShape& s = p.shape;
   if (s.mixer != LLA_SCALAR_GATE || s.key_dim < 1 || s.key_dim % 8 != 0) return false;
   if (s.value_dim < 1 || s.value_dim % 8 != 0) return false;
-  for (const View* view : {&p.q, &p.k, &p.v, &p.dy}) {
-    if (view->dtype != LLA_BF16) return false;
+  if (p.q.dtype != LLA_BF16 && p.q.dtype != LLA_F16) return false;
+  for (const View* view : {&p.k, &p.v, &p.dy}) {
+    if (view->dtype != p.q.dtype) return false;
   }
   for (const View* view : {&p.gate, &p.write, &p.lambda}) {
     if (!is_factor(*view)) return false;
   }
   for (const View* view : {&p.dq, &p.dk, &p.dv}) {
-    if (view->present() && (view->dtype != LLA_BF16 || !can_store(*view))) return false;
+    if (view->present() && (view->dtype != p.q.dtype || !can_store(*view))) return false;
   }
   for (const View* view : {&p.dgate, &p.dwrite, &p.dlambda}) {
     if (view->present() && !is_factor_type(view->dtype)) return false;
@@ -252,7 +263,7 @@ bool accepts_scalar_gate_backward(const void* problem) {
 // A launch takes as many parts as fit, and its batch may be smaller than the limits allow.
 void measure_scalar_gate_backward(const void* problem, const Limits& limits, Need* need) {
   const MixerBackward& p = *static_cast<const MixerBackward*>(problem);
-  const Extent extent(p.shape, limits.rows, limits.sequences, limits.rows_per_sequence, limits.length);
+  const Extent extent(p.shape, p.q.dtype, limits.rows, limits.sequences, limits.rows_per_sequence, limits.length);
   const Parts parts(p.shape);
   const Size one = bytes_of(extent, parts, 1), all = bytes_of(extent, parts, parts.count);
   if (!one.valid()) {
@@ -285,8 +296,8 @@ int32_t launch_scalar_gate_backward(const void* problem, const Limits&, char* sc
 
 int32_t load_scalar_gate_backward() {
   if (!is_hopper()) return LLA_OK;
-  for (const auto load : {load_factors, load_block_nodes, load_node_readers, load_state_gradients, load_node_gradients,
-                          load_row_gradients, load_column_gradients, load_block_flows}) {
+  for (const auto load : {load_factors, load_backward_units, load_block_nodes, load_node_readers, load_state_gradients,
+                          load_node_gradients, load_row_gradients, load_column_gradients, load_block_flows}) {
     const int32_t status = load();
     if (status != LLA_OK) return status;
   }

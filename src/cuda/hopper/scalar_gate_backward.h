@@ -4,19 +4,22 @@
 // A sequence is cut into blocks of 128 rows, numbered absolutely. A full block e that another one follows makes one node of
 // level u = trailing ones of e: the last 2^u blocks with their decay to the end of e. Block c reads, for each set bit u of
 // c, the node that ends before block (c >> u) << u, if it is of this call. Kernels, in order:
-//   factors   scalar_gate_factors.cu          factors of the rows of each block and head, decays between nodes
-//   nodes     scalar_gate_block_nodes.cu      contents of all nodes
-//   readers   scalar_gate_node_readers.cu     gradient of each node from the rows that read it; linear, with what comes by
-//             scalar_gate_state_gradients.cu  later states of its segment
-//   down      scalar_gate_node_gradients.cu   ... and from the node that takes it in: then it is that of the block itself,
-//   too rows      scalar_gate_row_gradients.cu    dq, dlambda, what rows read columns   scalar_gate_column_gradients.cu dk,
-//   dv, dwrite, what others read of rows flows     scalar_gate_block_flows.cu      dgate, sums of dq and dk over parts of a
-//   group
+//   scalar_gate_factors.cu          factors of the rows of each block and head, decays between nodes
+//   scalar_gate_backward_units.cu   fp16: units of nodes, their gradients and operands
+//   scalar_gate_block_nodes_*       contents of all nodes
+//   scalar_gate_row_gradients_*     dq, dlambda, what rows read
+//   scalar_gate_node_readers_*      gradient of each node from the rows that read it
+//   scalar_gate_state_gradients_*   linear: the same, with what comes by later states of its segment
+//   scalar_gate_node_gradients.cu   ... and from the node that takes it in: then it is that of the block itself, too
+//   scalar_gate_column_gradients_*  dk, dv, dwrite, what others read of rows
+//   scalar_gate_block_flows.cu      dgate, sums of dq and dk over parts of a group
 // All are parallel over blocks. Heads go in slices, so that scratch does not grow with their number.
 //
 // Flow: a read of source s by row t contributes dy_t . (weight v_s) to the gradient of every log gate between the two.
 #pragma once
 
+#include "cuda/hopper/matrix_copy.h"
+#include "cuda/hopper/scalar_gate_backward_units.h"
 #include "cuda/hopper/scalar_gate_sweep.h"
 
 namespace lla::cuda::hopper {
@@ -51,6 +54,16 @@ struct BlockFactors {
   LLA_HOST_DEVICE const float* lambda(int level) const { return reinterpret_cast<const float*>(this + 1) + level * kBlock; }
 };
 
+// fp16, of a block and head: sums and maxima of magnitudes.
+struct FactorSums {
+  float fold_sum, fold_most;     // of write strengths, decayed to the block's end
+  float write_most, inner_most;  // of write strengths; of λ at levels within the block
+  float grad_bound;              // of the gradient of the block's node, from those who read it; linear: in all
+  float unused[3];
+  float read_sum[kMostEntries], read_most[kMostEntries];  // of what rows read the node of an entry with, but for its decay
+};
+static_assert(sizeof(FactorSums) <= kBlock * sizeof(float), "it lies in the place of row_reads");
+
 struct BackwardParameters {
   CUtensorMap q, k, v, dy;   // as in SweepParameters: boxes of 64 columns and 128 rows
   CUtensorMap nodes, grads;  // of the scratch below, as rows of 64 columns: boxes of 64 columns and key_dim (padded) rows
@@ -61,6 +74,7 @@ struct BackwardParameters {
   View gate, write, lambda;
   View dq, dk, dv, dgate, dwrite, dlambda;  // absent: not wanted
   bool linear = false;
+  bool f16 = false;       // rows and their gradients; else bf16
   bool dv_boxes = false;  // dv can be written by the copy engine
 
   int64_t places = 0;  // of blocks, of all sequences; some stay empty
@@ -81,7 +95,7 @@ struct BackwardParameters {
   char* factors_memory = nullptr;  // [slot] BlockFactors with λ
   float* totals = nullptr;         // [slot] log decay over the block; last, flow that crosses its end
   float* up = nullptr;             // [slot] decay from the end of the block's node to that of the node that takes it in
-  unsigned short* nodes_memory = nullptr;  // [slot][key_dim padded][64] bf16: the node that the block makes
+  unsigned short* nodes_memory = nullptr;  // [slot][key_dim padded][64]: the node that the block makes
   unsigned short* grads_memory = nullptr;  // the same of its gradient: from its readers, later in all
   float* reads = nullptr;                  // [slot][kMostEntries] flow of the block's reads of an entry
   // [place of the piece][level - kPieceLog - 1][head of the slice][64 * key_dim padded]: sums of the pieces of nodes of
@@ -95,6 +109,10 @@ struct BackwardParameters {
   float *dq_parts = nullptr, *dk_parts = nullptr;  // [part of the slice][place][128][key_dim padded]
   float *dq_sums = nullptr, *dk_sums = nullptr;    // [place][128][key_dim padded]: of the group's earlier slices
   bool adds = false;
+  // fp16 only.
+  BlockUnits* units = nullptr;               // [slot]
+  float *joins = nullptr, *downs = nullptr;  // [slot] `up` between the units of nodes, and of their gradients
+  BlockRange *head_ranges = nullptr, *group_ranges = nullptr;  // [slot]; [place][group of the slice]
   // Chained: [block of threads][128 * key_dim padded], in an order of the kernel's own.
   float *dq_chain = nullptr, *dk_chain = nullptr;
 
@@ -114,9 +132,19 @@ struct BackwardParameters {
   LLA_HOST_DEVICE int tasks_of_block(bool chained) const { return chained ? part_count / parts_of_group : part_count; }
   LLA_HOST_DEVICE int first_part(bool chained, int task) const { return part_begin + task * (chained ? parts_of_group : 1); }
   LLA_HOST_DEVICE int task_end(bool chained, int part) const { return part_end(chained ? part + parts_of_group - 1 : part); }
+  // Groups of which the slice has heads, and where the range of the one of a head lies.
+  LLA_HOST_DEVICE int first_group() const { return group_of(head_begin); }
+  LLA_HOST_DEVICE int group_count() const { return group_of(head_begin + head_count - 1) - first_group() + 1; }
+  LLA_HOST_DEVICE int64_t group_place(int64_t place, int group) const {
+    return place * group_count() + group - first_group();
+  }
   LLA_HOST_DEVICE int64_t slot(int64_t place, int i) const { return place * head_count + (i - head_begin); }
   LLA_HOST_DEVICE BlockFactors* factors(int64_t slot) const {
     return reinterpret_cast<BlockFactors*>(factors_memory + slot * factor_bytes);
+  }
+  // In the place of row_reads, which are written later.
+  LLA_HOST_DEVICE FactorSums* factor_sums(int64_t slot) const {
+    return reinterpret_cast<FactorSums*>(row_reads + slot * kBlock);
   }
   // [128]: flow of what others read of a row, in the place of factors that nobody needs after the readers of nodes.
   LLA_HOST_DEVICE float* row_others(int64_t slot) const { return factors(slot)->start; }
@@ -222,6 +250,8 @@ __device__ __forceinline__ bool find_block(const BackwardParameters& in, int64_t
 }
 
 int32_t launch_factors(const BackwardParameters& in, void* stream);
+// fp16. After it, BlockFactors::newer of an entry is times the unit of the node.
+int32_t launch_backward_units(const BackwardParameters& in, const RangeViews& rows, void* stream);
 int32_t launch_block_nodes(const BackwardParameters& in, int key_dim, void* stream);
 int32_t launch_node_readers(const BackwardParameters& in, int key_dim, void* stream);
 int32_t launch_state_gradients(const BackwardParameters& in, int key_dim, void* stream);  // linear
@@ -232,7 +262,29 @@ int32_t launch_block_flows(const BackwardParameters& in, void* stream);  // dgat
 // Sums of dq or dk over the parts of groups, those of earlier slices included; the slice that ends a group stores them.
 int32_t launch_part_sums(const BackwardParameters& in, const View& to, const float* parts, float* sums, int key_dim,
                          void* stream);
+// The same for one type of rows.
+template <Half kType>
+int32_t launch_row_gradients(const BackwardParameters& in, int key_dim, void* stream);
+template <Half kType>
+int32_t launch_column_gradients(const BackwardParameters& in, int key_dim, void* stream);
+template <Half kType>
+int32_t launch_block_nodes(const BackwardParameters& in, int key_dim, void* stream);
+template <Half kType>
+int32_t launch_node_readers(const BackwardParameters& in, int key_dim, void* stream);
+template <Half kType>
+int32_t launch_state_gradients(const BackwardParameters& in, int key_dim, void* stream);
+template <Half kType>
+int32_t load_row_gradients();
+template <Half kType>
+int32_t load_column_gradients();
+template <Half kType>
+int32_t load_block_nodes();
+template <Half kType>
+int32_t load_node_readers();
+template <Half kType>
+int32_t load_state_gradients();
 int32_t load_factors();
+int32_t load_backward_units();
 int32_t load_block_nodes();
 int32_t load_node_readers();
 int32_t load_state_gradients();

@@ -160,7 +160,7 @@ LLA_HOST_DEVICE inline int groups_of(const BackwardParameters& in) {
 }
 
 // A thread: one chunk of a row of a group.
-template <int kKeyDim>
+template <Half kType, int kKeyDim>
 __global__ void __launch_bounds__(kSumThreads)
     sum_parts(const __grid_constant__ BackwardParameters in, const View to, const float* parts, float* sums, int64_t tasks) {
   constexpr int kChunks = kKeyDim / kChunk, kSize = kBlock * kKeyDim, kPieces = kSize / kChunk / kSumThreads;
@@ -194,12 +194,12 @@ __global__ void __launch_bounds__(kSumThreads)
         const uint32_t pairs[4] = {old.x, old.y, old.z, old.w};
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          sum[2 * j] += low_of(pairs[j]);
-          sum[2 * j + 1] += high_of(pairs[j]);
+          sum[2 * j] += low_of<kType>(pairs[j]);
+          sum[2 * j + 1] += high_of<kType>(pairs[j]);
         }
       }
-      *out = make_uint4(pack<Half::kBf16>(sum[0], sum[1]), pack<Half::kBf16>(sum[2], sum[3]),
-                        pack<Half::kBf16>(sum[4], sum[5]), pack<Half::kBf16>(sum[6], sum[7]));
+      *out = make_uint4(pack<kType>(sum[0], sum[1]), pack<kType>(sum[2], sum[3]), pack<kType>(sum[4], sum[5]),
+                        pack<kType>(sum[6], sum[7]));
     }
   }
 }
@@ -220,14 +220,18 @@ int32_t launch_part_sums(const BackwardParameters& in, const View& to, const flo
                          void* stream) {
   const int64_t pieces = kBlock * key_dim / kChunk / kSumThreads,
                 tasks = in.batch.count * in.blocks * groups_of(in) * pieces;
-  return launch(key_dim == 64 ? sum_parts<64> : sum_parts<128>, tasks, kSumThreads, 0, stream, in, to, parts, sums, tasks);
+  auto* kernel = in.f16 ? (key_dim == 64 ? sum_parts<Half::kF16, 64> : sum_parts<Half::kF16, 128>)
+                        : (key_dim == 64 ? sum_parts<Half::kBf16, 64> : sum_parts<Half::kBf16, 128>);
+  return launch(kernel, tasks, kSumThreads, 0, stream, in, to, parts, sums, tasks);
 }
 
 int32_t load_block_flows() {
   int32_t status = load_kernel(cross_ends);
   if (status == LLA_OK) status = load_kernel(put_gate_gradients);
-  if (status == LLA_OK) status = load_kernel(sum_parts<64>);
-  if (status == LLA_OK) status = load_kernel(sum_parts<128>);
+  for (auto* kernel :
+       {sum_parts<Half::kBf16, 64>, sum_parts<Half::kBf16, 128>, sum_parts<Half::kF16, 64>, sum_parts<Half::kF16, 128>}) {
+    if (status == LLA_OK) status = load_kernel(kernel);
+  }
   return status;
 }
 

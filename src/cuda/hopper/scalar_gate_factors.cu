@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scalar gate backward on Hopper: the factors of the rows of each block and head, and decays between nodes.
 #include "cuda/common/element.h"
+#include "cuda/common/reduce.h"
 #include "cuda/hopper/scalar_gate_backward.h"
 #include "cuda/hopper/scalar_gate_tables.h"
 
@@ -91,7 +92,24 @@ __device__ __forceinline__ void put_rows(float* column, const Rows& x) {
   reinterpret_cast<float4*>(column)[threadIdx.x % 32] = make_float4(x[0], x[1], x[2], x[3]);
 }
 
-// By a warp, from the head's staged columns; a lane has rows 4 lane ... 4 lane + 3.
+// Of magnitudes of all rows of the block, by a warp.
+struct Magnitudes {
+  float sum = 0, most = 0;
+
+  __device__ __forceinline__ void take(float x) {
+    sum += fabsf(x);
+    most = fmaxf(most, fabsf(x));
+  }
+  __device__ __forceinline__ void put(float* to_sum, float* to_most) const {
+    const float of_all = warp_sum(sum), largest = warp_max(most);
+    if (threadIdx.x % 32 != 0) return;
+    if (to_sum) *to_sum = of_all;
+    *to_most = largest;
+  }
+};
+
+// By a warp, from the head's staged columns; a lane has rows 4 lane ... 4 lane + 3. kSums: FactorSums too.
+template <bool kSums>
 __device__ __forceinline__ void make_factors(const BackwardParameters& in, const BlockOfRows& block, int64_t slot,
                                              const float* staged) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -114,9 +132,16 @@ __device__ __forceinline__ void make_factors(const BackwardParameters& in, const
 #pragma unroll
     for (int i = 0; i < 4; ++i) values[i] = of(i);
   };
+  FactorSums* sums = in.factor_sums(slot);
+  Magnitudes writes, inner, folded;
+  const auto take = [&](Magnitudes& to) {
+#pragma unroll
+    for (int i = 0; kSums && i < 4; ++i) to.take(values[i]);
+  };
   if (!in.linear) {
     each([&](int i) { return weight(0, i); });
     put_rows(factors.lambda(0), values);
+    take(inner);
   }
   put_rows(factors.write, write);
   // Sums over the row's aligned block of 2^d rows: up to and with the row, and after it. No sum is a difference of two.
@@ -131,6 +156,7 @@ __device__ __forceinline__ void make_factors(const BackwardParameters& in, const
     if (!in.linear) {
       each([&](int i) { return is_upper(d, 4 * lane + i) ? weight(d + 1, i) : 0.0f; });
       put_rows(factors.lambda(d + 1), values);
+      take(inner);
     }
     if (d == 0) {
 #pragma unroll
@@ -160,9 +186,31 @@ __device__ __forceinline__ void make_factors(const BackwardParameters& in, const
   }
   each([&](int i) { return live[i] ? scale * quick_decay(prefix[i]) : 0.0f; });
   put_rows(factors.start, values);
+  Rows start;
+  if constexpr (kSums) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) start[i] = values[i];
+  }
   each([&](int i) { return live[i] ? quick_decay(suffix[i]) : 0.0f; });
   put_rows(factors.fold, values);
   if (lane == 31) in.totals[slot] = prefix[3];
+  if constexpr (kSums) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      writes.take(write[i]);
+      folded.take(write[i] * values[i]);
+    }
+    folded.put(&sums->fold_sum, &sums->fold_most);
+    writes.put(nullptr, &sums->write_most);
+    if (in.linear) {
+      Magnitudes reads;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) reads.take(start[i]);
+      reads.put(&sums->read_sum[0], &sums->read_most[0]);
+      inner.most = 1;
+    }
+    inner.put(nullptr, &sums->inner_most);
+  }
   if (in.linear) return;
   int entry = kInnerLevels + 1;
 #pragma unroll 1
@@ -170,10 +218,17 @@ __device__ __forceinline__ void make_factors(const BackwardParameters& in, const
     const int level = __ffsll(left) + kInnerLevels;
     each([&](int i) { return weight(level, i); });
     put_rows(factors.lambda(entry), values);
+    if constexpr (kSums) {
+      Magnitudes reads;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) reads.take(start[i] * values[i]);
+      reads.put(&sums->read_sum[entry - kInnerLevels - 1], &sums->read_most[entry - kInnerLevels - 1]);
+    }
   }
 }
 
 // One block of threads: one block of rows, kHeads heads of the slice.
+template <bool kSums>
 __global__ void __launch_bounds__(kThreads, 3)
     make_factors_of_rows(const __grid_constant__ BackwardParameters in, int64_t chunks, int64_t tasks) {
   float* staged = reinterpret_cast<float*>(shared_memory());
@@ -186,8 +241,8 @@ __global__ void __launch_bounds__(kThreads, 3)
     __syncthreads();
     const int head = static_cast<int>(threadIdx.x) / 32;
     if (head < heads)
-      make_factors(in, block, in.slot(block.place, in.head_begin + first + head),
-                   staged + head * (kLambda + columns) * kPitch);
+      make_factors<kSums>(in, block, in.slot(block.place, in.head_begin + first + head),
+                          staged + head * (kLambda + columns) * kPitch);
     __syncthreads();
   }
 }
@@ -264,14 +319,16 @@ int32_t launch_factors(const BackwardParameters& in, void* stream) {
   const size_t staged = static_cast<size_t>(kHeads * (kLambda + columns) * kPitch) * sizeof(float);
   const int64_t segments = (in.blocks + kTreeBlocks - 1) / kTreeBlocks;
   const int64_t tasks = sequences * in.blocks * chunks, trees = sequences * segments * in.head_count;
-  const int32_t status = launch(make_factors_of_rows, tasks, kThreads, staged, stream, in, chunks, tasks);
+  const int32_t status = launch(in.f16 ? make_factors_of_rows<true> : make_factors_of_rows<false>, tasks, kThreads, staged,
+                                stream, in, chunks, tasks);
   if (status != LLA_OK) return status;
   return launch(make_decays_of_nodes, trees, kTreeThreads, static_cast<size_t>(in.blocks) * sizeof(float), stream, in,
                 segments, trees);
 }
 
 int32_t load_factors() {
-  const int32_t status = load_kernel(make_factors_of_rows);
+  int32_t status = load_kernel(make_factors_of_rows<false>);
+  if (status == LLA_OK) status = load_kernel(make_factors_of_rows<true>);
   return status == LLA_OK ? load_kernel(make_decays_of_nodes) : status;
 }
 

@@ -11,7 +11,7 @@ namespace lla::cuda::hopper {
 constexpr int kFoldSteps = kBlock / kDepthStep;
 
 // Columns [first, first + 16) of a tile [row][dk] of keys, transposed, times a factor for each row.
-template <class RowTile>
+template <Half kType, class RowTile>
 __device__ __forceinline__ void load_folded(uint32_t (&keys)[kFoldSteps][4], uint32_t tile, int first, const float* factor,
                                             int lane) {
   const Place at = block_row_transposed(lane);
@@ -24,21 +24,21 @@ __device__ __forceinline__ void load_folded(uint32_t (&keys)[kFoldSteps][4], uin
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         uint32_t& pair = keys[step][2 * side + h];
-        pair = pack<Half::kBf16>(low_of(pair) * fold.x, high_of(pair) * fold.y);
+        pair = pack<kType>(low_of<kType>(pair) * fold.x, high_of<kType>(pair) * fold.y);
       }
     }
   }
 }
 
 // Puts the product of folded keys with a tile [row][64] of values on its way.
-template <class ValueTile>
+template <Half kType, class ValueTile>
 __device__ __forceinline__ void issue_fold(Sums& node, const uint32_t (&keys)[kFoldSteps][4], uint32_t tile, bool adds) {
   const uint64_t v = describe(tile, Major::kOuter, ValueTile::kPanelBytes);
 #pragma unroll
   for (int step = 0; step < kFoldSteps; ++step)
-    multiply<Half::kBf16, Major::kOuter>(node, keys[step],
-                                         moved(v, depth_offset(Major::kOuter, step * kDepthStep, ValueTile::kPanelBytes)),
-                                         adds || step > 0);
+    multiply<kType, Major::kOuter>(node, keys[step],
+                                   moved(v, depth_offset(Major::kOuter, step * kDepthStep, ValueTile::kPanelBytes)),
+                                   adds || step > 0);
   commit_products();
 }
 
@@ -49,7 +49,7 @@ __device__ __forceinline__ uint32_t node_address(uint32_t tile, int first, int c
   return tile + NodeTile::offset(first + at.row, columns + at.column);
 }
 
-template <class NodeTile>
+template <Half kType, class NodeTile>
 __device__ __forceinline__ void add_node(Sums& node, uint32_t tile, int first, float factor, int lane) {
 #pragma unroll
   for (int quarter = 0; quarter < 4; ++quarter) {
@@ -57,19 +57,26 @@ __device__ __forceinline__ void add_node(Sums& node, uint32_t tile, int first, f
     load_matrices<false>(pairs, node_address<NodeTile>(tile, first, 16 * quarter, lane));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      node[8 * quarter + 2 * i] = fmaf(factor, low_of(pairs[i]), node[8 * quarter + 2 * i]);
-      node[8 * quarter + 2 * i + 1] = fmaf(factor, high_of(pairs[i]), node[8 * quarter + 2 * i + 1]);
+      node[8 * quarter + 2 * i] = fmaf(factor, low_of<kType>(pairs[i]), node[8 * quarter + 2 * i]);
+      node[8 * quarter + 2 * i + 1] = fmaf(factor, high_of<kType>(pairs[i]), node[8 * quarter + 2 * i + 1]);
     }
   }
 }
 
-template <class NodeTile>
-__device__ __forceinline__ void store_node(const Sums& node, uint32_t tile, int first, int lane) {
+// `unit`: of fp16 nodes, what they are multiplied by.
+template <Half kType, class NodeTile>
+__device__ __forceinline__ void store_node(const Sums& node, uint32_t tile, int first, int lane, float unit) {
 #pragma unroll
   for (int quarter = 0; quarter < 4; ++quarter) {
     uint32_t pairs[4];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) pairs[i] = pack<Half::kBf16>(node[8 * quarter + 2 * i], node[8 * quarter + 2 * i + 1]);
+    for (int i = 0; i < 4; ++i) {
+      const int e = 8 * quarter + 2 * i;
+      if constexpr (kType == Half::kF16)
+        pairs[i] = pack<kType>(unit * node[e], unit * node[e + 1]);
+      else
+        pairs[i] = pack<kType>(node[e], node[e + 1]);
+    }
     store_matrices<false>(node_address<NodeTile>(tile, first, 16 * quarter, lane), pairs);
   }
 }

@@ -7,6 +7,7 @@
 #include "cuda/hopper/scalar_gate_kernels.h"
 #include "cuda/hopper/scalar_gate_sweep.h"
 #include "cuda/hopper/scalar_gate_views.h"
+#include "cuda/portable/head_slices.h"
 #include "cuda/portable/scalar_gate.h"
 
 namespace lla::cuda::hopper {
@@ -20,6 +21,24 @@ bool may_sweep(const MixerForward& p) {
   return p.batch.most_rows >= kSweepRows && p.shape.grain % kHalf == 0 && p.shape.key_dim <= kMostKeyDim;
 }
 
+// In slices of heads, if there are many nodes of histories to be copied.
+int32_t launch_slices(const MixerForward& p, bool routes, char* scratch, void* stream) {
+  Limits limits;
+  limits.sequences = p.batch.count;
+  limits.length = p.batch.most_length;
+  const bool copies = routes && p.batch.past_alignment != kNoPast;
+  HeadSlices slices(p.shape, 1);
+  slices.choose([&](int64_t heads) {
+    MixerForward slice = p;
+    slice.shape.heads = heads;
+    return !copies || fits_scratch(old_copies_bytes(slice, limits), most_old_copies());
+  });
+  int32_t status = LLA_OK;
+  for (HeadSlice slice = slices.first(); slice.count > 0 && status == LLA_OK; slice = slices.next(slice))
+    status = launch_sweep(slices.problem_of(p, slice), routes, scratch, stream);
+  return status;
+}
+
 // Piece by piece of dk, the later ones added to y.
 int32_t launch_sweeps(const MixerForward& p, bool routes, char* scratch, void* stream) {
   int32_t status = LLA_OK;
@@ -29,7 +48,7 @@ int32_t launch_sweeps(const MixerForward& p, bool routes, char* scratch, void* s
     piece.q = columns_from(p.q, column);
     piece.k = columns_from(p.k, column);
     piece.y.accumulate = p.y.accumulate || column > 0;
-    status = launch_sweep(piece, routes, scratch, stream);
+    status = launch_slices(piece, routes, scratch, stream);
   }
   return status;
 }

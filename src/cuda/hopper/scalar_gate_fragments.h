@@ -13,6 +13,16 @@ using Sums = float[32];  // 64 x 64 of a warpgroup
 
 __device__ __forceinline__ float low_of(uint32_t pair) { return from_bf16(pair & 0xffffu); }
 __device__ __forceinline__ float high_of(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
+template <Half kType>
+__device__ __forceinline__ float low_of(uint32_t pair) {
+  if constexpr (kType == Half::kF16) return from_f16(pair & 0xffffu);
+  return low_of(pair);
+}
+template <Half kType>
+__device__ __forceinline__ float high_of(uint32_t pair) {
+  if constexpr (kType == Half::kF16) return from_f16(pair >> 16);
+  return high_of(pair);
+}
 
 // Gives sums that a product will overwrite some value, at no cost: what is undefined would be kept in local memory.
 template <int kCount>

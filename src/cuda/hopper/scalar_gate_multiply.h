@@ -5,30 +5,13 @@
 
 #include "cuda/hopper/fragment.h"
 #include "cuda/hopper/scalar_gate_fragments.h"
+#include "cuda/hopper/scalar_gate_rows.h"
 #include "cuda/hopper/scalar_gate_sweep.h"
 #include "cuda/hopper/wgmma.h"
 
 namespace lla::cuda::hopper {
 
-// Rows of k and v that are not the call's hold anything at all: zeroes them. By all multiplying warpgroups together.
-template <int kKeyDim>
-__device__ __forceinline__ void clear_dead_rows(const SharedLayout& layout, char* shared, int stage, const LiveRows& rows,
-                                                int thread, int threads) {
-  using RowTile = SwizzledTile<kBlock, kKeyDim>;
-  char *k = shared + layout.k(stage), *v = shared + layout.v(stage);
-  constexpr int kChunks = 8 * (RowTile::kPanels + 1);
-#pragma unroll 1
-  for (int i = thread; i < kBlock * kChunks; i += threads) {
-    const int r = i / kChunks, c = i % kChunks;
-    if (r >= rows.lo && r < rows.hi) continue;
-    char* row = (c < 8 ? v : k + (c / 8 - 1) * RowTile::kPanelBytes) + r * kSwizzleRow + c % 8 * kSwizzleChunk;
-    *reinterpret_cast<uint4*>(row) = uint4{0, 0, 0, 0};
-  }
-  fence_shared_writes();
-  sync_some(1, threads);
-}
-
-template <int kKeyDim, bool kLinear>
+template <Half kType, int kKeyDim, bool kLinear>
 struct RowSweep {
   using RowTile = SwizzledTile<kBlock, kKeyDim>;     // q, k: [row][dk]
   using ValueTile = SwizzledTile<kBlock, kColumns>;  // v: [row][dv]
@@ -74,7 +57,7 @@ struct RowSweep {
               outer_offset(Major::kDepth, static_cast<uint32_t>(kHalf * keys), RowTile::kPanelBytes));
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
-      multiply<Half::kBf16, Major::kDepth>(
+      multiply<kType, Major::kDepth>(
           sum, query[step], moved(k, depth_offset(Major::kDepth, step * kDepthStep, RowTile::kPanelBytes)), step > 0);
     commit_products();
   }
@@ -107,15 +90,15 @@ struct RowSweep {
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
             const int i = 8 * m + 4 * side + 2 * h;
-            weights[m][2 * side + h] = pack<Half::kBf16>(a[h] * b.x * sum[i], a[h] * b.y * sum[i + 1]);
+            weights[m][2 * side + h] = pack<kType>(a[h] * b.x * sum[i], a[h] * b.y * sum[i + 1]);
           }
         }
       } else {
         const float2 b = *reinterpret_cast<const float2*>(columns + 3 * kBlock + 16 * m);
-        weights[m][0] = pack<Half::kBf16>(of_own[0][0] * sum[8 * m], of_own[0][1] * sum[8 * m + 1]);
-        weights[m][1] = pack<Half::kBf16>(of_next * b.x * sum[8 * m + 2], of_next * b.y * sum[8 * m + 3]);
+        weights[m][0] = pack<kType>(of_own[0][0] * sum[8 * m], of_own[0][1] * sum[8 * m + 1]);
+        weights[m][1] = pack<kType>(of_next * b.x * sum[8 * m + 2], of_next * b.y * sum[8 * m + 3]);
         weights[m][2] = 0;
-        weights[m][3] = pack<Half::kBf16>(of_own[1][0] * sum[8 * m + 6], of_own[1][1] * sum[8 * m + 7]);
+        weights[m][3] = pack<kType>(of_own[1][0] * sum[8 * m + 6], of_own[1][1] * sum[8 * m + 7]);
       }
     }
   }
@@ -151,8 +134,7 @@ struct RowSweep {
       const float2 b = *reinterpret_cast<const float2*>(level + 8 * n + 2 * (lane % 4));
 #pragma unroll
       for (int h = 0; h < 2; ++h)
-        weights[n / 2][2 * (n % 2) + h] =
-            pack<Half::kBf16>(sum[4 * n + 2 * h] * a[h] * b.x, sum[4 * n + 2 * h + 1] * a[h] * b.y);
+        weights[n / 2][2 * (n % 2) + h] = pack<kType>(sum[4 * n + 2 * h] * a[h] * b.x, sum[4 * n + 2 * h + 1] * a[h] * b.y);
     }
   }
 
@@ -162,9 +144,9 @@ struct RowSweep {
               depth_offset(Major::kOuter, static_cast<uint32_t>(kHalf * keys), ValueTile::kPanelBytes));
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-      multiply<Half::kBf16, Major::kOuter>(out, weights[step],
-                                           moved(v, depth_offset(Major::kOuter, step * kDepthStep, ValueTile::kPanelBytes)),
-                                           adds || step > 0);
+      multiply<kType, Major::kOuter>(out, weights[step],
+                                     moved(v, depth_offset(Major::kOuter, step * kDepthStep, ValueTile::kPanelBytes)),
+                                     adds || step > 0);
     commit_products();
   }
 
@@ -173,7 +155,7 @@ struct RowSweep {
     fence_products(sum);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
-      multiply<Half::kBf16, Major::kOuter>(
+      multiply<kType, Major::kOuter>(
           sum, query[step], moved(node, depth_offset(Major::kOuter, step * kDepthStep, NodeTile::kPanelBytes)), step > 0);
     commit_products();
   }
@@ -243,7 +225,7 @@ struct RowSweep {
         if (row < rows.lo || row >= rows.hi || at.column >= columns) continue;
         uint32_t& pair =
             *reinterpret_cast<uint32_t*>(y + static_cast<int64_t>(rows.row + row) * (2 * in.y.row_stride) + 2 * at.column);
-        pair = pack<Half::kBf16>(from_bf16(pair & 0xffffu) + out[i], from_bf16(pair >> 16) + out[i + 1]);
+        pair = pack<kType>(low_of<kType>(pair) + out[i], high_of<kType>(pair) + out[i + 1]);
       }
       return;
     }
@@ -271,7 +253,7 @@ struct RowSweep {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int e = 16 * side + 8 * part + 2 * i;
-          pairs[i] = pack<Half::kBf16>(out[e], out[e + 1]);
+          pairs[i] = pack<kType>(out[e], out[e + 1]);
         }
         store_matrices<false>(address + place(at.row, 2 * part + at.column / 8), pairs);
       }
@@ -307,8 +289,8 @@ struct RowSweep {
     still_needed(stored[1]);
     if (rows.lo > 0 || rows.hi < kBlock) {
       wait(&barriers->v_full[stage.index], stage.phase);
-      clear_dead_rows<kKeyDim>(in.layout, shared, stage.index, rows, static_cast<int>(threadIdx.x) - 128,
-                               kSweepThreads - 128);
+      complete_rows<kType, kKeyDim>(in, shared, stage.index, task, block, rows, static_cast<int>(threadIdx.x) - 128,
+                                    kSweepThreads - 128);
     }
     Sums scores, out;
     uint32_t factors[4][4];
@@ -344,6 +326,13 @@ struct RowSweep {
     if (waits) wait_node();
     waits = true;
     read_nodes(out, reads, uppers, block, tables);
+    if constexpr (kType == Half::kF16) {
+      const Units& units = *reinterpret_cast<const Units*>(shared + in.layout.units_of(table.index));
+      const int r = kHalf * half + 16 * warp + lane / 4;
+      const float a = units.row[r], b = units.row[r + 8];
+#pragma unroll
+      for (int i = 0; i < 32; ++i) out[i] *= i / 2 % 2 == 0 ? a : b;
+    }
     release(&barriers->reads_done[block_turn.index], lane);
     block_turn.next(2);
     release(&barriers->tables_free[table.index], lane);

@@ -7,12 +7,13 @@
 
 namespace lla::cuda::hopper {
 
-template <int kKeyDim, bool kLinear, bool kNodesOnly>
+template <Half kType, int kKeyDim, bool kLinear, bool kNodesOnly>
 struct NodeSweep {
   using RowTile = SwizzledTile<kBlock, kKeyDim>;                // k: [row][dk]
   using ValueTile = SwizzledTile<kBlock, kColumns>;             // v: [row][dv]
   using NodeTile = SwizzledTile<kKeyDim, kColumns>;             // [dk][dv]
   static constexpr int kParts = kNodesOnly ? 1 : kKeyDim / 64;  // of 64 rows of a node
+  static constexpr bool kUnits = kType == Half::kF16;
 
   const SweepParameters& in;
   char* shared;
@@ -34,8 +35,8 @@ struct NodeSweep {
   __device__ __forceinline__ int slot_of(int level) const { return level < in.layout.slots ? level : in.layout.slots - 1; }
 
   __device__ __forceinline__ uint32_t slot_address(int slot) const { return shared_address(shared + in.layout.slot(slot)); }
-  __device__ __forceinline__ void store_slot(const Sums& node, int slot, int part) const {
-    store_node<NodeTile>(node, slot_address(slot), node_row(part), lane);
+  __device__ __forceinline__ void store_slot(const Sums& node, int slot, int part, float unit) const {
+    store_node<kType, NodeTile>(node, slot_address(slot), node_row(part), lane, unit);
     fence_shared_writes();
   }
   // Where elements i and i + 1 of this thread lie in a node [dk][64] in memory.
@@ -86,9 +87,11 @@ struct NodeSweep {
     if (carried) publish_state(task);
   }
   __device__ __forceinline__ void publish_state(const Task& task) {
+    float unit = 1;
+    if constexpr (kUnits) unit = power_of_two(-exponent_above(weight_before(in, task)));
     wait_reads();
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) store_slot(sums[part], (task.first - 1) & 1, part);
+    for (int part = 0; part < kParts; ++part) store_slot(sums[part], (task.first - 1) & 1, part, unit);
     finish();
   }
 
@@ -99,15 +102,16 @@ struct NodeSweep {
     wait(&barriers->v_full[stage.index], stage.phase);
     if (rows.lo > 0 || rows.hi < kBlock) {
       constexpr int kFirst = kNodesOnly ? kSweepThreads - 2 * kKeyDim : 128;
-      clear_dead_rows<kKeyDim>(in.layout, shared, stage.index, rows, static_cast<int>(threadIdx.x) - kFirst,
-                               kSweepThreads - kFirst);
+      complete_rows<kType, kKeyDim>(in, shared, stage.index, task, block, rows, static_cast<int>(threadIdx.x) - kFirst,
+                                    kSweepThreads - kFirst);
     }
     wait(&barriers->tables_full[table.index], table.phase);
     // Also where nobody needs it, after the last block: products under way do not go with branches.
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       uint32_t keys[kFoldSteps][4];
-      load_folded<RowTile>(keys, shared_address(shared + in.layout.k(stage.index)), node_row(part), tables.fold, lane);
+      load_folded<kType, RowTile>(keys, shared_address(shared + in.layout.k(stage.index)), node_row(part), tables.fold,
+                                  lane);
       if constexpr (kLinear) {
         const float decay = tables.merge[0];
 #pragma unroll
@@ -116,7 +120,7 @@ struct NodeSweep {
         make_fresh(sums[part]);
       }
       fence_products(sums[part]);
-      issue_fold<ValueTile>(sums[part], keys, shared_address(shared + in.layout.v(stage.index)), kLinear);
+      issue_fold<kType, ValueTile>(sums[part], keys, shared_address(shared + in.layout.v(stage.index)), kLinear);
       wait_products<0>(sums[part]);
 #pragma unroll
       for (int i = 0; i < kFoldSteps; ++i) pin(keys[i]);
@@ -133,13 +137,25 @@ struct NodeSweep {
         const int child = __ffsll(left) - 1;
 #pragma unroll
         for (int part = 0; part < kParts; ++part)
-          add_node<NodeTile>(sums[part], slot_address(slot_of(child)), node_row(part), tables.merge[child], lane);
+          add_node<kType, NodeTile>(sums[part], slot_address(slot_of(child)), node_row(part), tables.merge[child], lane);
       }
+    }
+    float unit = 1;
+    if constexpr (kUnits) {
+      const Units& units = *reinterpret_cast<const Units*>(shared + in.layout.units_of(table.index));
+      unit = kNodesOnly && block + 1 == task.end ? units.sum : units.node;
     }
     release(&barriers->tables_free[table.index], lane);
     table.next(2);
     wait_reads();
     if (kNodesOnly && block + 1 == task.end) {
+      if constexpr (kUnits) {
+#pragma unroll
+        for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+          for (int i = 0; i < 32; ++i) sums[part][i] *= unit;
+        }
+      }
       float* to = segment_sum(task);
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
@@ -149,7 +165,7 @@ struct NodeSweep {
       }
     } else if (!(kLinear && kNodesOnly) && makes) {
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) store_slot(sums[part], kLinear ? block & 1 : slot_of(level), part);
+      for (int part = 0; part < kParts; ++part) store_slot(sums[part], kLinear ? block & 1 : slot_of(level), part, unit);
     }
     finish();
     block_turn.next(2);

@@ -21,10 +21,11 @@ struct ScoresKept {
 };
 
 // By a warp with 16 rows of the half.
-template <bool kLinear>
+template <Half kType, bool kLinear>
 struct RowMask {
   const int half, warp, lane;
   const float scale;
+  const float unit;  // fp16: by which gradients of scores are multiplied
 
   __device__ __forceinline__ int first_row() const { return kHalf * half + 16 * warp; }
 
@@ -35,6 +36,11 @@ struct RowMask {
   };
   __device__ __forceinline__ static float lambda_of(const BlockFactors& f, int level, int row) {
     return kLinear ? 1.0f : f.lambda(level)[row];
+  }
+
+  // λ of a row, in the gradient's unit.
+  __device__ __forceinline__ float weight_of(const BlockFactors& f, int level, int row) const {
+    return kType == Half::kF16 ? unit * lambda_of(f, level, row) : lambda_of(f, level, row);
   }
 
   // Factors of two columns at a level: this lane's of eight n of half `piece`.
@@ -54,7 +60,7 @@ struct RowMask {
       const int e = 4 * n + 2 * h;
       const float x = column.x * product[e], y = column.y * product[e + 1];
       sum[h] = fmaf(y, scores[2 * h + 1], fmaf(x, scores[2 * h], sum[h]));
-      weights[n / 2][2 * (n % 2) + h] = pack<Half::kBf16>(row[h] * x, row[h] * y);
+      weights[n / 2][2 * (n % 2) + h] = pack<kType>(row[h] * x, row[h] * y);
     }
   }
 
@@ -65,7 +71,7 @@ struct RowMask {
     const float* level = f.level[kInnerLevels - 1];
     const int r = first + lane / 4;
     const float a[2] = {level[r], level[r + 8]};
-    const float row[2] = {a[0] * lambda_of(f, kInnerLevels, r), a[1] * lambda_of(f, kInnerLevels, r + 8)};
+    const float row[2] = {a[0] * weight_of(f, kInnerLevels, r), a[1] * weight_of(f, kInnerLevels, r + 8)};
     float sum[2] = {0, 0};
 #pragma unroll
     for (int n = 0; n < 8; ++n) mask_eight(product, scores.eight(n), n, columns(f, kInnerLevels, 0, n), row, weights, sum);
@@ -88,11 +94,11 @@ struct RowMask {
       const float pair = level[row] * level[first + column];  // also where it is not asked for: no branches
       const float base = column > lane / 4 ? 0.0f : (differ == 0 ? scale : pair) * f.write[first + column];
       const float x = base * product[e], read = x * scores[2 * kSide + odd];
-      weight[odd] = lambda_of(f, l, row) * x;
+      weight[odd] = weight_of(f, l, row) * x;
 #pragma unroll
       for (int i = 0; i < 4; ++i) reads->level[kSide][i] += i == l ? read : 0.0f;
     }
-    return pack<Half::kBf16>(weight[0], weight[1]);
+    return pack<kType>(weight[0], weight[1]);
   }
 
   // The half with itself.
@@ -110,7 +116,7 @@ struct RowMask {
         const int l = far ? 6 : 5;
         const float* level = f.level[l - 1];
         const float a[2] = {level[r], level[r + 8]};
-        const float row[2] = {a[0] * lambda_of(f, l, r), a[1] * lambda_of(f, l, r + 8)};
+        const float row[2] = {a[0] * weight_of(f, l, r), a[1] * weight_of(f, l, r + 8)};
         float sum[2] = {0, 0};
         mask_eight(product, scores.eight(2 * pair), 2 * pair, columns(f, l, half, 2 * pair), row, weights, sum);
         mask_eight(product, scores.eight(2 * pair + 1), 2 * pair + 1, columns(f, l, half, 2 * pair + 1), row, weights, sum);
@@ -121,7 +127,7 @@ struct RowMask {
         }
       } else {
         const float* level = f.level[3];
-        const float a[2] = {0, level[r + 8]}, row[2] = {0, a[1] * lambda_of(f, 4, r + 8)};
+        const float a[2] = {0, level[r + 8]}, row[2] = {0, a[1] * weight_of(f, 4, r + 8)};
         float sum[2] = {0, 0};
         const float4 score[2] = {scores.eight(2 * pair), scores.eight(2 * pair + 1)};
         mask_eight(product, score[0], 2 * pair, columns(f, 4, half, 2 * pair), row, weights, sum);

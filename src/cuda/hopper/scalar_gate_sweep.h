@@ -8,7 +8,11 @@
 
 #include "core/checked.h"
 #include "cuda/common/element.h"
+#include "cuda/common/reduce.h"
 #include "cuda/common/scalar_gate_routes.h"
+#include "cuda/common/scratch_limit.h"
+#include "cuda/common/units.h"
+#include "cuda/hopper/matrix_copy.h"
 #include "cuda/hopper/mbarrier.h"
 #include "cuda/hopper/swizzle.h"
 #include "cuda/hopper/tma.h"
@@ -44,6 +48,14 @@ struct Tables {
   float newer[kMostLevels];  // of an entry, to the block's start
 };
 
+// fp16 (common/units.h), behind that: a block's write strengths are below 2^`fold`, and so are the factors of its rows.
+struct Units {
+  float row[kBlock];  // of a row's sums
+  float sum;          // of the sums of the node that the block makes: 2^fold
+  float node;         // the same over the unit of the node as it is stored
+  float unused[2];
+};
+
 // Places of things in shared memory. Tiles first: they need 1024 bytes. Sums are formed on the host: the kernel has no
 // register to keep them in.
 struct SharedLayout {
@@ -53,6 +65,7 @@ struct SharedLayout {
   uint32_t node_bytes = 0, stage_bytes = 0, table_bytes = 0;
   uint32_t ring_begin = 0, q_begin = 0, k_begin = 0, v_begin = 0, staging_begin = 0, tables_begin = 0, barriers_begin = 0;
   uint32_t bytes = 0;
+  bool units = false;  // fp16
 
   // `entries`: nodes that a row reads; none at all where nothing but nodes is made.
   void place(int key_dim, int entries, bool nodes_only) {
@@ -60,6 +73,7 @@ struct SharedLayout {
     node_bytes = static_cast<uint32_t>(key_dim) * kSwizzleRow;
     stage_bytes = q_bytes + k_bytes + kBlock * kSwizzleRow;
     table_bytes = static_cast<uint32_t>(sizeof(Tables)) + static_cast<uint32_t>(entries) * kBlock * 4;
+    if (units) table_bytes += static_cast<uint32_t>(sizeof(Units));
     ring_begin = static_cast<uint32_t>(slots) * node_bytes;
     q_begin = ring_begin + static_cast<uint32_t>(ring) * node_bytes;
     k_begin = q_begin + q_bytes;
@@ -85,6 +99,7 @@ struct SharedLayout {
   // 1 KiB for each warp that makes outputs: rows of y on their way out.
   LLA_HOST_DEVICE uint32_t staging(int warp) const { return staging_begin + static_cast<uint32_t>(warp) * 1024; }
   LLA_HOST_DEVICE uint32_t tables(int i) const { return tables_begin + static_cast<uint32_t>(i) * table_bytes; }
+  LLA_HOST_DEVICE uint32_t units_of(int i) const { return tables(i + 1) - static_cast<uint32_t>(sizeof(Units)); }
 };
 
 struct Barriers {
@@ -109,18 +124,23 @@ struct SweepParameters {
   bool routes = false;       // only sequences that takes_sweep() names; else all, whose histories do not count
   SweepRoutes route;
   SlotMemory state;       // with routes
-  CUtensorMap old_nodes;  // of the state, if it is read: columns, dk, heads of the layer, ids
+  CUtensorMap old_nodes;  // of the state, if it is read: columns, dk, heads of the layer, ids; or of `old_copies`
+  // [sequence][entry][head][tile][dk][64]: nodes of histories in the rows' type, where the state has them in another.
+  unsigned short* old_copies = nullptr;
+  float* old_largest = nullptr;  // fp16, of each: the largest number in it, from which its unit follows
   int old_entries = 0;    // nodes that a history has at most
-  int grain_shift = 0;    // a chunk of the state is 2^grain_shift blocks; may be -1
-  int apart = 0;          // levels of blocks that the state keeps apart
+  int grain_shift = 0;    // a chunk of the state is 2^grain_shift halves of a block
+  int apart = 0;          // levels of halves that the state keeps apart
   int64_t tiles = 1;      // of kColumns values
   int64_t tasks = 0;
   // Of segments in order (segment_place), head and tile:
   float* sums = nullptr;  // [place][dk][64], linear: later the state before the segment; log-linear: the node
   // [place][2]: log decay over the segment; log-linear: over its last block, and of the nodes that this one merged.
   float* sum_decay = nullptr;
-  unsigned short* upper = nullptr;  // [place][dk][64] bf16: the node that ends with the segment
+  unsigned short* upper = nullptr;  // [place][dk][64] in the rows' type: the node that ends with the segment
   float* upper_decay = nullptr;     // [place]
+  // fp16, [place]: weight of the sums, linear: later of the rows in the state before; of the node.
+  float *sum_weight = nullptr, *upper_weight = nullptr;
 
   // Number of the first of the sequence's segments; those of two sequences never meet.
   LLA_HOST_DEVICE int64_t first_place(const Sequence& sequence, int64_t b) const {
@@ -128,6 +148,9 @@ struct SweepParameters {
   }
   __device__ __forceinline__ bool takes(const Sequence& sequence) const {
     return !sequence.padding && (!routes || takes_sweep(sequence, route));
+  }
+  LLA_HOST_DEVICE int64_t old_place(int64_t b, int64_t entry, int64_t head, int64_t tile) const {
+    return ((b * old_entries + entry) * shape.heads + head) * tiles + tile;
   }
   LLA_HOST_DEVICE int64_t place(int64_t segment_place, int64_t head, int64_t tile) const {
     return (segment_place * shape.heads + head) * tiles + tile;
@@ -138,13 +161,14 @@ struct SweepParameters {
 struct Task {
   int64_t index = 0;                          // of the sequence, in tensors
   int row_begin = 0, rows = 0, position = 0;  // of the sequence
+  int base = 0;                               // position of the first raw row: the history's chunk begins with it
   int head = 0, group = 0, tile = 0;
   int first = 0, end = 0;               // blocks
   int segment = 0, oldest_segment = 0;  // number of this segment and of the sequence's first
   int places = 0;                       // place of the sequence's first segment
   bool last = true;                     // nothing reads the segment's node
   int sequence = 0;
-  uint32_t past = 0;  // levels of blocks of the history's nodes, and its absorbing node, or linear state
+  uint32_t past = 0;  // levels of halves of the history's nodes, up to `base`, and its absorbing node, or linear state
   bool oldest = false;
 
   // Fresh nodes of older segments: bit u is the one of 2^u segments.
@@ -153,7 +177,7 @@ struct Task {
     return differ == 0 ? 0 : static_cast<uint32_t>(segment) & ((uint32_t{2} << (31 - __clz(static_cast<int>(differ)))) - 1);
   }
   __device__ __forceinline__ int old_count() const { return __popcll(past) + oldest; }
-  // The history's node number `entry`, newest first: its level in the state's terms. `level`: of blocks; the absorbing
+  // The history's node number `entry`, newest first: its level in the state's terms. `level`: of halves; the absorbing
   // node's is above all.
   __device__ __forceinline__ int old_level(int entry, int grain_shift, int* level) const {
     uint32_t left = past;
@@ -183,14 +207,15 @@ __device__ __forceinline__ Task find_task(const SweepParameters& in, int64_t tas
   task.index = sequence.index;
   task.row_begin = static_cast<int>(sequence.row_begin);
   task.rows = in.takes(sequence) ? static_cast<int>(sequence.rows) : 0;
-  task.position = static_cast<int>(sequence.position);
+  task.position = task.base = static_cast<int>(sequence.position);
   task.sequence = b;
   if (in.old_entries > 0 && sequence.history.has_past()) {
-    const int blocks = task.position >> kBlockLog;
-    task.past = static_cast<uint32_t>(blocks) & ((uint32_t{1} << in.apart) - 1);
-    task.oldest = (in.shape.absorb || in.shape.levels == 0) && blocks >> in.apart != 0;
+    task.base &= -static_cast<int>(in.shape.grain);
+    const int halves = task.base / kHalf;
+    task.past = static_cast<uint32_t>(halves) & ((uint32_t{1} << in.apart) - 1);
+    task.oldest = (in.shape.absorb || in.shape.levels == 0) && halves >> in.apart != 0;
   }
-  const int first = task.position >> kBlockLog;
+  const int first = task.base >> kBlockLog;
   const int end = task.rows == 0 ? first : (task.position + task.rows + kBlock - 1) >> kBlockLog;
   task.oldest_segment = first >> in.segment_log;
   task.segment = task.oldest_segment + number % static_cast<int>(in.segments);
@@ -223,16 +248,37 @@ struct LinearState {
   __device__ __forceinline__ float get(int row, int column) const {
     return row < rows && column < columns ? load_element(data, dtype, static_cast<int64_t>(row) * stride + column) : 0.0f;
   }
+  // The largest absolute value, by a warp.
+  __device__ __forceinline__ float largest() const {
+    float most = 0;
+    if (is_there()) {
+#pragma unroll 4
+      for (int i = static_cast<int>(threadIdx.x) % 32; i < rows * kColumns; i += 32)
+        most = fmaxf(most, fabsf(get(i / kColumns, i % kColumns)));
+    }
+    return warp_max(most);
+  }
 };
 
-// Rows of the block that are the call's: local rows [lo, hi).
+// fp16: weight of what is in a linear state before a segment.
+__device__ __forceinline__ float weight_before(const SweepParameters& in, const Task& task) {
+  float weight = 0;
+  if (task.oldest) weight = LinearState(in, in.batch.sequences[task.sequence], task.head, task.tile).largest();
+  if (task.segment > task.oldest_segment)
+    weight += in.sum_weight[in.place(task.places + task.segment - task.oldest_segment, task.head, task.tile)];
+  return weight;
+}
+
+// Rows of the block that are the call's: local rows [lo, hi). Before them, from `from` on, raw rows of the history.
 struct LiveRows {
-  int lo, hi;
+  int from, lo, hi;
   int row;  // of local row 0 on the row axis
 
   __device__ __forceinline__ LiveRows(const Task& task, int block) {
     const int before = task.position - (block << kBlockLog), end = before + task.rows;
+    const int raw = task.base - (block << kBlockLog);
     lo = before <= 0 ? 0 : before < kBlock ? before : kBlock;
+    from = raw <= 0 ? 0 : raw < lo ? raw : lo;
     hi = end >= kBlock ? kBlock : end > 0 ? end : 0;
     row = task.row_begin - before;
   }
@@ -251,6 +297,19 @@ struct Turn {
     }
   }
 };
+
+// Kernels of one type of rows, in files of their own.
+template <Half kType>
+int32_t launch_sweeps(SweepParameters* in, int key_dim, bool segmented, void* stream);
+template <Half kType>
+int32_t load_sweeps();
+
+// Fills `old_copies`.
+int32_t launch_old_copies(const SweepParameters& in, int key_dim, bool half, void* stream);
+int32_t load_old_copies();
+// Bytes of those of a problem; how many there should be at most: heads go in slices.
+inline int64_t most_old_copies() { return most_scratch() < int64_t{128} << 20 ? most_scratch() : int64_t{128} << 20; }
+Size old_copies_bytes(const MixerForward& p, const Limits& limits);
 
 // The sweep as a whole; shapes, types and views that it takes, whatever the state.
 bool accepts_sweep(const MixerForward& p);

@@ -4,6 +4,7 @@
 
 #include "cuda/common/element.h"
 #include "cuda/common/reduce.h"
+#include "cuda/common/tail_rows.h"
 #include "cuda/hopper/scalar_gate_sweep.h"
 
 namespace lla::cuda::hopper {
@@ -93,12 +94,13 @@ struct Factors {
 // zero.
 struct RowFactors {
   uint32_t gate[2], other[2], write[2];
+  uint32_t other_write[2];               // fp16
   uint32_t lambda[2][kInnerLevels + 1];  // of the levels inside the block that the row reads
   bool live[2];
 };
 
 // Of the rows `ahead` of those that `factors` stands at.
-template <bool kWeights, bool kWide>
+template <bool kWeights, bool kUnits, bool kWide>
 __device__ __forceinline__ void load_rows(const Factors<kWide>& factors, const LiveRows& rows, int half, int ahead,
                                           RowFactors* to) {
   const int first = kHalf * half + static_cast<int>(threadIdx.x) % 32, over = kHalf - 2 * kHalf * half;
@@ -107,10 +109,14 @@ __device__ __forceinline__ void load_rows(const Factors<kWide>& factors, const L
   for (int i = 0; i < 2; ++i) {
     const int r = first + 32 * i, other = r + over, row = ahead + 32 * i;
     to->live[i] = r >= rows.lo && r < rows.hi;
-    to->gate[i] = to->other[i] = to->write[i] = 0;
+    to->gate[i] = to->other[i] = to->write[i] = to->other_write[i] = 0;
     if (gates && to->live[i]) to->gate[i] = factors.gate.load(factors.gate.row(row));
     if (gates && other >= rows.lo && other < rows.hi) to->other[i] = factors.gate.load(factors.gate.row(row + over));
     if (writes && to->live[i]) to->write[i] = factors.write.load(factors.write.row(row));
+    if constexpr (kUnits) {
+      if (writes && other >= rows.lo && other < rows.hi)
+        to->other_write[i] = factors.write.load(factors.write.row(row + over));
+    }
     if constexpr (kWeights) {
       const char* from = factors.lambda.row(row);
 #pragma unroll
@@ -146,7 +152,8 @@ __device__ __forceinline__ void bring_rows(const Factors<kWide>& factors, const 
 struct OldNodes {
   int count = 0;
   int first = -1;   // its first block; -1: the absorbing node
-  float newer = 0;  // log decay from its end to that of the history
+  float newer = 0;  // log decay from its end to that of the newest
+  float unit = 1;   // fp16: of the copy that is read
 
   OldNodes() = default;
   __device__ __forceinline__ OldNodes(const SweepParameters& in, const Task& task) : count(task.old_count()) {
@@ -155,10 +162,12 @@ struct OldNodes {
     if (lane < count) {
       int level;
       const int in_state = task.old_level(lane, in.grain_shift, &level);
-      if (level < kMostLevels) first = task.position >> kBlockLog >> (level + 1) << (level + 1);
+      if (level < kMostLevels) first = task.base / kHalf >> (level + 1) << (level + 1) >> 1;
       decay =
           load_element(in.state.node_decay(in.batch.sequences[task.sequence].history.node[in_state], task.head), LLA_F32, 0);
     }
+    if (in.old_largest && lane < count)
+      unit = power_of_two(exponent_above(in.old_largest[in.old_place(task.sequence, lane, task.head, task.tile)]));
     float sum = 0;
 #pragma unroll 1
     for (int e = 0; e < count; ++e) {
@@ -166,7 +175,7 @@ struct OldNodes {
       sum += __shfl_sync(kAllLanes, decay, e);
     }
   }
-  // At which level rows of a block read number e.
+  // At which level rows of a block read number e. The node of a block's first half, in this block: at that of halves.
   __device__ __forceinline__ int level_of(int block, int e) const {
     const int begin = __shfl_sync(kAllLanes, first, e);
     return begin < 0 ? 1 << 20 : kInnerLevels + 32 - __clz(block ^ begin);
@@ -202,7 +211,44 @@ struct NodeDecays {
   float decay = 0;
   uint32_t present = 0;
   float last[2] = {0, 0};  // where nothing but nodes is made: log decays over the last block and of the nodes that it merged
+  // fp16. Lane b: weight of the node of level b, whose unit follows from it; linear, all lanes: of the state.
+  float weight = 0;
+  float latest = 0;  // of the node, or state, that the last block has made
+  int fold = 0;      // linear: exponent of the unit in which the state's sums are
 };
+
+// fp16: the units of a block. Write strengths and scale are replaced by what they are in these. `most`: the largest write
+// strength of raw rows of the other half.
+template <bool kLinear, bool kWide>
+__device__ __forceinline__ void choose_units(const Factors<kWide>& factors, const RowFactors& row, int first, float most,
+                                             float (&write)[2], float (&scale)[2], int* fold, int (&exponent)[2]) {
+  const bool writes = factors.write.present();
+  if (!writes) most = fmaxf(most, 1.0f);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    most = fmaxf(most, fabsf(write[i]));
+    if (writes) most = fmaxf(most, fabsf(factors.write.read(row.other_write[i])));
+  }
+  *fold = exponent_above(warp_max(most));
+  // Of a row, that of its largest λ inside the block, and four more: scores that large have room.
+  constexpr int kRoom = 4;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    float of_row = kLinear ? 1.0f : 0.0f;
+    if constexpr (!kLinear) {
+#pragma unroll
+      for (int l = 0; l <= kInnerLevels; ++l) {
+        const bool reads = ((2 * (first + 32 * i) + 1) >> l & 1) != 0;
+        if (reads) of_row = fmaxf(of_row, fabsf(factors.lambda.read(row.lambda[i][l])));
+      }
+    }
+    const int of_weights = exponent_above(of_row * fabsf(scale[i])) + kRoom;
+    scale[i] *= power_of_two(-of_weights);
+    write[i] *= power_of_two(-*fold);
+    exponent[i] = of_weights + *fold;
+  }
+}
+
 // Sums of the decays of newer nodes go on one by one from this level: the nodes of a segment know the sum of those below
 // alone, and a join of segments adds the others with the bits of a sweep over the whole sequence.
 constexpr int kSerialLevel = 3;
@@ -210,12 +256,48 @@ constexpr int kSerialLevel = 3;
 // Whether a row stands in the upper half of its aligned block of 2^(d + 1) rows.
 __device__ __forceinline__ bool is_upper(int d, int row) { return ((row >> d) & 1) != 0; }
 
+// A block's raw rows of the history's tail, as seen from a lane's row r: gates and write strengths of r, then of the row
+// with the same place in the other half. They wait in columns of the block's tables that nobody but the lane fills, from the
+// task's beginning on: there are tables for two blocks, and a history has raw rows in no more (kMostTail).
+constexpr int kRawGate = 0, kRawWrite = 2;
+__device__ __forceinline__ bool is_raw(const LiveRows& rows, int r) { return r >= rows.from && r < rows.lo; }
+
+__device__ __forceinline__ void stage_raw_rows(const SweepParameters& in, const Task& task, const LiveRows& rows, int block,
+                                               int half, Tables* tables) {
+  const TailRows tail{in.state, in.batch.sequences[task.sequence].history};
+  const int first = kHalf * half + static_cast<int>(threadIdx.x) % 32, distance = (block << kBlockLog) - task.base;
+#pragma unroll 1
+  for (int i = 0; i < 4; ++i) {
+    const int r = first + 32 * (i % 2), from = i < 2 ? r : r ^ kHalf;
+    if (!is_raw(rows, from)) continue;
+    tables->level[kRawGate + i / 2][r] = tail.gate(task.head, distance + from);
+    tables->level[kRawWrite + i / 2][r] = tail.write(task.head, distance + from);
+  }
+}
+// Gives the largest write strength of the other half's.
+__device__ __forceinline__ float read_raw_rows(const LiveRows& rows, int first, const Tables& tables, float (&gate)[2],
+                                               float (&other)[2], float (&write)[2]) {
+  float most = 0;
+  if (rows.from == rows.lo) return most;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int r = first + 32 * i;
+    if (is_raw(rows, r)) gate[i] = tables.level[kRawGate][r], write[i] = tables.level[kRawWrite][r];
+    if (is_raw(rows, r ^ kHalf)) {
+      other[i] = tables.level[kRawGate + 1][r];
+      most = fmaxf(most, fabsf(tables.level[kRawWrite + 1][r]));
+    }
+  }
+  return most;
+}
+
 // Fills the tables of one block; `half` is the warp's.
-template <bool kLinear, bool kNodesOnly, bool kWide>
-__device__ __forceinline__ void fill_tables(const Factors<kWide>& factors, const RowFactors& row, int block, int half,
-                                            bool makes, const OldNodes& old, NodeDecays* nodes, Tables* tables) {
+template <bool kLinear, bool kNodesOnly, bool kUnits, bool kWide>
+__device__ __forceinline__ void fill_tables(const Factors<kWide>& factors, const RowFactors& row, const LiveRows& rows,
+                                            int block, int half, bool makes, const OldNodes& old, NodeDecays* nodes,
+                                            Tables* tables, Units* units) {
   const int lane = static_cast<int>(threadIdx.x) % 32, first = kHalf * half + lane;
-  const float scale = factors.scale();
+  float scale[2] = {factors.scale(), factors.scale()};
   if constexpr (!kLinear && !kNodesOnly)
     copy_weights(factors, row, first, nodes->present & static_cast<uint32_t>(block), block, old, tables);
   float prefix[2], suffix[2] = {0, 0}, write[2], other[2];  // what was not loaded is zero
@@ -226,13 +308,22 @@ __device__ __forceinline__ void fill_tables(const Factors<kWide>& factors, const
     other[i] = factors.gate.read(row.other[i]);
     write[i] = writes ? factors.write.read(row.write[i]) : row.live[i] ? 1.0f : 0.0f;
   }
+  [[maybe_unused]] const float of_raw = read_raw_rows(rows, first, *tables, prefix, other, write);
+  int fold = 0, exponent[2] = {0, 0};
+  if constexpr (kUnits) {
+    choose_units<kLinear || kNodesOnly>(factors, row, first, of_raw, write, scale, &fold, exponent);
+    if constexpr (!kNodesOnly) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) units->row[first + 32 * i] = power_of_two(exponent[i]);
+    }
+  }
   const float other_total = warp_sum(other[0]) + warp_sum(other[1]);
   const auto lambda = [&](int i, int level) {
     return kLinear ? (row.live[i] ? 1.0f : 0.0f) : factors.lambda.read(row.lambda[i][level]);
   };
   if constexpr (!kNodesOnly) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) tables->diagonal[first + 32 * i] = lambda(i, 0) * scale * write[i];
+    for (int i = 0; i < 2; ++i) tables->diagonal[first + 32 * i] = lambda(i, 0) * scale[i] * write[i];
   }
   // Sums over the row's aligned block of 2^d rows: up to and with the row, and after it. No sum is a difference of two.
 #pragma unroll
@@ -241,7 +332,7 @@ __device__ __forceinline__ void fill_tables(const Factors<kWide>& factors, const
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const bool upper = is_upper(d, first + 32 * i);
-        const float weight = upper ? scale * lambda(i, d + 1) : write[i];
+        const float weight = upper ? scale[i] * lambda(i, d + 1) : write[i];
         tables->level[d][first + 32 * i] = weight * quick_decay(upper ? prefix[i] : suffix[i]);
       }
     }
@@ -300,35 +391,62 @@ __device__ __forceinline__ void fill_tables(const Factors<kWide>& factors, const
     }
     of_call = below;
   }
-  if (half == 0) tables->merge[lane] = quick_decay(block_total + newer);
+  float merge = quick_decay(block_total + newer);
+  const float of_block = power_of_two(fold + kBlockLog);  // fp16: weight of the block's own rows, at most
+  const int of_node = kUnits ? exponent_above(nodes->weight) : 0;
+  if (half == 0) {
+    tables->merge[lane] = kUnits ? merge * power_of_two((kLinear ? nodes->fold : of_node) - fold) : merge;
+  }
   if constexpr (!kLinear && !kNodesOnly) {
     const uint32_t reads = nodes->present & static_cast<uint32_t>(block);
     if (half == 0 && ((reads >> lane) & 1))
-      tables->newer[__popcll(reads & ((uint32_t{1} << lane) - 1))] = quick_decay(newer);
-    if (half == 0 && lane < old.count) tables->newer[__popcll(reads) + lane] = quick_decay(of_call + old.newer);
+      tables->newer[__popcll(reads & ((uint32_t{1} << lane) - 1))] =
+          kUnits ? quick_decay(newer) * power_of_two(of_node) : quick_decay(newer);
+    if (half == 0 && lane < old.count) {
+      const float decay = quick_decay(of_call + old.newer);
+      tables->newer[__popcll(reads) + lane] = kUnits ? decay * old.unit : decay;
+    }
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     tables->fold[first + 32 * i] = write[i] * quick_decay(half == 0 ? suffix[i] + other_total : suffix[i]);
-    if constexpr (!kNodesOnly)
-      tables->start[first + 32 * i] = scale * quick_decay(half == 0 ? prefix[i] : other_total + prefix[i]);
+    if constexpr (!kNodesOnly) {
+      const float decay = quick_decay(half == 0 ? prefix[i] : other_total + prefix[i]);
+      tables->start[first + 32 * i] =
+          kUnits ? scale[i] * decay * power_of_two((kLinear ? of_node : 0) - fold) : scale[i] * decay;
+    }
   }
   if constexpr (!kLinear && !kNodesOnly) finish_copies();
-  if (makes) {
-    if constexpr (kLinear) {
-      nodes->decay += block_total;
-    } else {
-      const int level = trailing_ones_of_block(block);
-      const float of_merged = __shfl_sync(kAllLanes, newer, level & 31), merged = block_total + of_merged;
-      if constexpr (kNodesOnly) nodes->last[0] = block_total, nodes->last[1] = of_merged;
-      if (lane == level) nodes->decay = merged;
-      nodes->present = (nodes->present >> level << level) | uint32_t{1} << level;
+  if (!makes) return;
+  if constexpr (kLinear) {
+    nodes->decay += block_total;
+    if constexpr (kUnits) nodes->weight = nodes->latest = fmaf(merge, nodes->weight, of_block), nodes->fold = fold;
+  } else {
+    const int level = trailing_ones_of_block(block);
+    const float of_merged = __shfl_sync(kAllLanes, newer, level & 31), merged = block_total + of_merged;
+    if constexpr (kNodesOnly) nodes->last[0] = block_total, nodes->last[1] = of_merged;
+    if constexpr (kUnits) {
+      nodes->latest = of_block;
+#pragma unroll 1
+      for (uint32_t left = nodes->present & ((uint32_t{1} << level) - 1); left; left &= left - 1) {
+        const int child = __ffsll(left) - 1;
+        nodes->latest = fmaf(__shfl_sync(kAllLanes, merge, child), __shfl_sync(kAllLanes, nodes->weight, child), nodes->latest);
+      }
+      if (lane == level) nodes->weight = nodes->latest;
+    }
+    if (lane == level) nodes->decay = merged;
+    nodes->present = (nodes->present >> level << level) | uint32_t{1} << level;
+  }
+  if constexpr (kUnits) {
+    if (half == 0 && lane == 0) {
+      units->sum = power_of_two(fold);
+      units->node = power_of_two(fold - exponent_above(nodes->latest));
     }
   }
 }
 
 // The loop of a table warp over all tasks.
-template <bool kLinear, bool kNodesOnly, bool kWide>
+template <bool kLinear, bool kNodesOnly, bool kUnits, bool kWide>
 __device__ __forceinline__ void make_all_tables(const SweepParameters& in, char* shared, Barriers* barriers, int half) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   Turn turn;
@@ -344,8 +462,13 @@ __device__ __forceinline__ void make_all_tables(const SweepParameters& in, char*
       const int u = lane - in.segment_log;
       if (u >= 0 && ((upper >> u) & 1))
         nodes.decay = in.upper_decay[in.place(task.places + task.upper_end(u), task.head, task.tile)];
+      if constexpr (kUnits) {
+        if (u >= 0 && ((upper >> u) & 1))
+          nodes.weight = in.upper_weight[in.place(task.places + task.upper_end(u), task.head, task.tile)];
+      }
       nodes.present = upper != 0 ? upper << in.segment_log : 0;
     }
+    if constexpr (kUnits && kLinear && !kNodesOnly) nodes.weight = weight_before(in, task);
     constexpr bool kWeights = !kLinear && !kNodesOnly;
     if (number + gridDim.x < in.tasks) {  // the first rows of the task after this one would be waited for
       const Task after = find_task(in, number + gridDim.x);
@@ -355,21 +478,34 @@ __device__ __forceinline__ void make_all_tables(const SweepParameters& in, char*
       }
     }
     RowFactors row, next;
-    load_rows<kWeights>(factors, LiveRows(task, task.first), half, 0, &row);
+    Turn ahead = turn;
+#pragma unroll 1
+    for (int block = task.first; block < task.end; ++block) {
+      const LiveRows rows(task, block);
+      if (rows.from == rows.lo) break;
+      wait(&barriers->tables_free[ahead.index], ahead.phase ^ 1);
+      stage_raw_rows(in, task, rows, block, half, reinterpret_cast<Tables*>(shared + in.layout.tables(ahead.index)));
+      ahead.next(2);
+    }
+    load_rows<kWeights, kUnits>(factors, LiveRows(task, task.first), half, 0, &row);
 #pragma unroll 1
     for (int block = task.first; block < task.end; ++block) {
       const bool makes = LiveRows(task, block).hi == kBlock && (kNodesOnly || block + 1 < task.end);
-      if (block + 1 < task.end) load_rows<kWeights>(factors, LiveRows(task, block + 1), half, kBlock, &next);
+      if (block + 1 < task.end) load_rows<kWeights, kUnits>(factors, LiveRows(task, block + 1), half, kBlock, &next);
       if constexpr (kNodesOnly) {  // a block takes less time than memory does
         if (block + 2 < task.end) bring_rows<false>(factors, LiveRows(task, block + 2), half, 2 * kBlock);
       }
       wait(&barriers->tables_free[turn.index], turn.phase ^ 1);
       Tables* tables = reinterpret_cast<Tables*>(shared + in.layout.tables(turn.index));
-      fill_tables<kLinear, kNodesOnly>(factors, row, block, half, makes, old, &nodes, tables);
+      Units* units = reinterpret_cast<Units*>(shared + in.layout.units_of(turn.index));
+      fill_tables<kLinear, kNodesOnly, kUnits>(factors, row, LiveRows(task, block), block, half, makes, old, &nodes, tables,
+                                               units);
       if constexpr (kNodesOnly) {
         if (half == 0 && block + 1 == task.end) {
-          float* to = in.sum_decay + 2 * in.place(task.places + task.segment - task.oldest_segment, task.head, task.tile);
+          const int64_t place = in.place(task.places + task.segment - task.oldest_segment, task.head, task.tile);
+          float* to = in.sum_decay + 2 * place;
           if (lane == 0) to[0] = kLinear ? nodes.decay : nodes.last[0], to[1] = nodes.last[1];
+          if (kUnits && lane == 0) in.sum_weight[place] = nodes.latest;
         }
       }
       factors.next_block();
@@ -381,14 +517,14 @@ __device__ __forceinline__ void make_all_tables(const SweepParameters& in, char*
   }
 }
 
-template <bool kLinear, bool kNodesOnly>
+template <bool kLinear, bool kNodesOnly, bool kUnits>
 __device__ __forceinline__ void make_tables(const SweepParameters& in, char* shared, Barriers* barriers, int half) {
   const auto wide = [](const View& view) { return !view.present() || view.dtype == LLA_F32; };
   const bool whole = in.shape.levels > kInnerLevels + (in.shape.absorb ? 1 : 0);
   if (wide(in.gate) && wide(in.write) && (kLinear || kNodesOnly || (whole && wide(in.lambda))))
-    make_all_tables<kLinear, kNodesOnly, true>(in, shared, barriers, half);
+    make_all_tables<kLinear, kNodesOnly, kUnits, true>(in, shared, barriers, half);
   else
-    make_all_tables<kLinear, kNodesOnly, false>(in, shared, barriers, half);
+    make_all_tables<kLinear, kNodesOnly, kUnits, false>(in, shared, barriers, half);
 }
 
 }  // namespace lla::cuda::hopper

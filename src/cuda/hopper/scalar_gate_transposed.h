@@ -10,9 +10,9 @@ namespace lla::cuda::hopper {
 
 constexpr uint32_t kStagingBytes = 1024;  // of a warp
 
-// dy [row][dv], transposed, times weights of the rows: two steps of depth.
-template <class ValueTile>
-__device__ __forceinline__ void load_weighted(uint32_t dy, const float* weights, int first, int warp, int lane,
+// dy [row][dv], transposed, times weights of the rows: two steps of depth. fp16: times `unit`.
+template <Half kType, class ValueTile>
+__device__ __forceinline__ void load_weighted(uint32_t dy, const float* weights, float unit, int first, int warp, int lane,
                                               uint32_t (&values)[2][4]) {
   const Place at = block_row_transposed(lane);
   const uint32_t from = dy + ValueTile::offset(at.row, 16 * warp + at.column);
@@ -22,19 +22,21 @@ __device__ __forceinline__ void load_weighted(uint32_t dy, const float* weights,
     load_matrices<true>(values[i], from + row * kSwizzleRow);  // whole atoms on: the same place of the pattern
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
-      const float2 weight = *reinterpret_cast<const float2*>(&weights[row + 8 * side + 2 * (lane % 4)]);
+      float2 weight = *reinterpret_cast<const float2*>(&weights[row + 8 * side + 2 * (lane % 4)]);
+      if constexpr (kType == Half::kF16) weight = make_float2(unit * weight.x, unit * weight.y);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         uint32_t& pair = values[i][2 * side + h];
-        pair = pack<Half::kBf16>(low_of(pair) * weight.x, high_of(pair) * weight.y);
+        pair = pack<kType>(low_of<kType>(pair) * weight.x, high_of<kType>(pair) * weight.y);
       }
     }
   }
 }
 
-// Stores the transposed sum of a node's gradient [dv][dk], as bf16 [dk][64].
-template <int kKeyDim>
-__device__ __forceinline__ void store_node(unsigned short* node, const float (&sums)[kKeyDim / 2], char* staging) {
+// Stores the transposed sum of a node's gradient [dv][dk], as [dk][64]; fp16: times `unit`.
+template <Half kType, int kKeyDim>
+__device__ __forceinline__ void store_gradient(unsigned short* node, const float (&sums)[kKeyDim / 2], float unit,
+                                               char* staging) {
   const int warp = static_cast<int>(threadIdx.x) / 32 % 4, lane = static_cast<int>(threadIdx.x) % 32;
   const uint32_t address = shared_address(staging);
   const auto place = [](int row, int chunk) { return static_cast<uint32_t>(row * 32 + ((chunk ^ (row >> 2 & 1)) * 16)); };
@@ -48,7 +50,10 @@ __device__ __forceinline__ void store_node(unsigned short* node, const float (&s
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int e = keys / 2 + 8 * side + 2 * i;
-        pairs[i] = pack<Half::kBf16>(sums[e], sums[e + 1]);
+        if constexpr (kType == Half::kF16)
+          pairs[i] = pack<kType>(unit * sums[e], unit * sums[e + 1]);
+        else
+          pairs[i] = pack<kType>(sums[e], sums[e + 1]);
       }
       store_matrices<true>(address + place(16 * side + at.row, at.column / 8), pairs);
     }

@@ -25,6 +25,8 @@ inline View columns_from(View view, int64_t column) {
   return view;
 }
 
+inline int64_t tiles_of(const MixerShape& shape) { return (shape.value_dim + kColumns - 1) / kColumns; }
+
 // Blocks that a sequence touches at most.
 inline int64_t blocks_of(int64_t most_rows, int64_t most_length) {
   return std::min(((most_rows + kBlock - 2) >> kBlockLog) + 1, (most_length + kBlock - 1) >> kBlockLog);

@@ -10,24 +10,28 @@ namespace lla::cuda::hopper {
 constexpr int kLaneElements = 8, kWarpElements = 32 * kLaneElements;
 constexpr int kWalkWarps = 8, kWalkSteps = kSegment / kWalkWarps;  // blocks of a segment that a warp has
 
+// Of a node. fp16: the node's are multiplied by `unit`, from memory and to it.
+template <Half kType>
 struct Elements {
+  static constexpr bool kUnits = kType == Half::kF16;
   float x[kLaneElements];
 
   __device__ __forceinline__ void add(float factor, const uint4& pairs) {
     const uint32_t words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      x[2 * i] = fmaf(factor, low_of(words[i]), x[2 * i]);
-      x[2 * i + 1] = fmaf(factor, high_of(words[i]), x[2 * i + 1]);
+      x[2 * i] = fmaf(factor, low_of<kType>(words[i]), x[2 * i]);
+      x[2 * i + 1] = fmaf(factor, high_of<kType>(words[i]), x[2 * i + 1]);
     }
   }
   // *this times factor, plus what is given.
-  __device__ __forceinline__ void step(float factor, const uint4& pairs) {
+  __device__ __forceinline__ void step(float factor, const uint4& pairs, float unit = 1) {
     const uint32_t words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      x[2 * i] = fmaf(factor, x[2 * i], low_of(words[i]));
-      x[2 * i + 1] = fmaf(factor, x[2 * i + 1], high_of(words[i]));
+      const float low = low_of<kType>(words[i]), high = high_of<kType>(words[i]);
+      x[2 * i] = fmaf(factor, x[2 * i], kUnits ? unit * low : low);
+      x[2 * i + 1] = fmaf(factor, x[2 * i + 1], kUnits ? unit * high : high);
     }
   }
   // Of the products with what is given.
@@ -35,12 +39,20 @@ struct Elements {
     const uint32_t words[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sum = fmaf(x[2 * i + 1], high_of(words[i]), fmaf(x[2 * i], low_of(words[i]), sum));
+    for (int i = 0; i < 4; ++i)
+      sum = fmaf(x[2 * i + 1], high_of<kType>(words[i]), fmaf(x[2 * i], low_of<kType>(words[i]), sum));
     return sum;
   }
-  __device__ __forceinline__ uint4 packed() const {
-    return make_uint4(pack<Half::kBf16>(x[0], x[1]), pack<Half::kBf16>(x[2], x[3]), pack<Half::kBf16>(x[4], x[5]),
-                      pack<Half::kBf16>(x[6], x[7]));
+  __device__ __forceinline__ uint4 packed(float unit = 1) const {
+    uint32_t words[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kUnits)
+        words[i] = pack<kType>(unit * x[2 * i], unit * x[2 * i + 1]);
+      else
+        words[i] = pack<kType>(x[2 * i], x[2 * i + 1]);
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
   }
 };
 

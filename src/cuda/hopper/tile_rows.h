@@ -5,6 +5,7 @@
 #include "cuda/common/element.h"
 #include "cuda/hopper/fragment.h"
 #include "cuda/hopper/matrix_copy.h"
+#include "cuda/hopper/scalar_gate_fragments.h"
 #include "cuda/hopper/swizzle.h"
 #include "plugin/problem.h"
 
@@ -21,9 +22,9 @@ __device__ __forceinline__ void clear_rows(char* tile, int panels, int lo, int h
   }
 }
 
-// Puts a warp's 16 rows of 64 sums into its own shared memory as bf16; element(i): the sum's, as of wgmma. 16 bytes at
-// staging + place(row, chunk).
-template <class Locate, class Element>
+// Puts a warp's 16 rows of 64 sums into its own shared memory as 2-byte elements; element(i): the sum's, as of wgmma. 16
+// bytes at staging + place(row, chunk).
+template <Half kType, class Locate, class Element>
 __device__ __forceinline__ void put_rows(char* staging, int lane, Locate place, Element element) {
   const uint32_t address = shared_address(staging);
   const Place at = block_row(lane);
@@ -33,16 +34,16 @@ __device__ __forceinline__ void put_rows(char* staging, int lane, Locate place, 
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int e = 8 * quarter + 2 * i;
-      pairs[i] = pack<Half::kBf16>(element(e), element(e + 1));
+      pairs[i] = pack<kType>(element(e), element(e + 1));
     }
     store_matrices<false>(address + place(at.row, 2 * quarter + at.column / 8), pairs);
   }
 }
 
-// Stores those of a warp's rows [first, first + 16) that lie in [lo, hi) as bf16, `columns` of 64 (a multiple of 8), to a
+// Stores those of a warp's rows [first, first + 16) that lie in [lo, hi), `columns` of 64 (a multiple of 8), to a
 // tensor whose row 0 is at `to`; element(i): the sum's, as of wgmma. Rows go through the warp's own memory, 16 bytes at
 // staging + place(row, chunk); if the tensor accumulates, straight, so that the sum is rounded once.
-template <class Locate, class Element>
+template <Half kType, class Locate, class Element>
 __device__ __forceinline__ void store_rows(char* to, int64_t row_bytes, bool accumulate, int columns, int first, int lo,
                                            int hi, int lane, char* staging, Locate place, Element element) {
   if (lo >= first + 16 || hi <= first) return;
@@ -53,11 +54,11 @@ __device__ __forceinline__ void store_rows(char* to, int64_t row_bytes, bool acc
       const int row = first + at.row;
       if (row < lo || row >= hi || at.column >= columns) continue;
       uint32_t& pair = *reinterpret_cast<uint32_t*>(to + row * row_bytes + 2 * at.column);
-      pair = pack<Half::kBf16>(from_bf16(pair & 0xffffu) + element(i), from_bf16(pair >> 16) + element(i + 1));
+      pair = pack<kType>(low_of<kType>(pair) + element(i), high_of<kType>(pair) + element(i + 1));
     }
     return;
   }
-  put_rows(staging, lane, place, element);
+  put_rows<kType>(staging, lane, place, element);
   __syncwarp();
   const int chunk = lane % 8;
   char* here = to + (first + lane / 8) * row_bytes + 16 * chunk;

@@ -4,6 +4,7 @@
 // ldmatrix reads them without bank conflicts.
 #pragma once
 
+#include "cuda/common/reduce.h"
 #include "cuda/portable/delta_rule.h"
 #include "cuda/portable/delta_rule_wide.h"
 
@@ -93,11 +94,6 @@ struct HalfScale {
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, 1));
   return fmaxf(x, __shfl_xor_sync(kAllLanes, x, 2));
-}
-__device__ __forceinline__ float warp_max(float x) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance >>= 1) x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, distance));
-  return x;
 }
 // The same in all threads; `memory` has a place for each warp. Contains two barriers.
 __device__ __forceinline__ float block_max(float x, float* memory) {

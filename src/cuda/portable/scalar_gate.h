@@ -150,7 +150,7 @@ struct Inputs {
         lambda(p.lambda),
         state(p.state),
         geometry(p.shape, p.state),
-        routes(sweep_routes(p.shape, p.state)) {
+        routes(sweep_routes(p.shape, p.state, p.k.dtype)) {
     most_entries = geometry.most_entries(shape, batch.most_length, batch.most_rows);
     const int64_t most_rows = batch.most_rows + shape.grain - 1;  // with those of the tail
     geometry.slots.most = most_rows >> geometry.chunk.rows_log;
@@ -184,10 +184,11 @@ int32_t load_nodes_kernels();
 // Outputs and states of the sequences that takes_step() names: one kernel.
 int32_t launch_steps(const Inputs& in, const View& y, void* stream);
 int32_t load_steps();
-// The same where shapes and types allow it, of which alone the choice depends.
-bool takes_bf16_steps(const Inputs& in);
-int32_t launch_bf16_steps(const Inputs& in, const View& y, void* stream);
-int32_t load_bf16_steps();
+// The same where queries, keys, values and tails have one 2-byte type; kernels of each type in a file of their own.
+template <int32_t kDtype>
+int32_t launch_half_steps(const Inputs& in, const View& y, void* stream);
+template <int32_t kDtype>
+int32_t load_half_steps();
 
 int32_t launch_forward(const void* problem, const Limits& limits, char* scratch, void* stream);
 // The same without the outputs and nodes of sequences that take sweeps.

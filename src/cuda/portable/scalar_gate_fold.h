@@ -87,4 +87,44 @@ __device__ __forceinline__ void make_content(const Inputs& in, const Sequence& s
   __syncthreads();
 }
 
+// The same products of fp32 numbers, half of the chunk at a time: half the memory.
+union ExactContent {
+  static constexpr int kRows = 32;
+  float tiles[2][kRows * kStride];
+  float product[64 * ContentShared<true>::kStride];
+};
+__device__ __forceinline__ void make_exact_content(const Inputs& in, const Sequence& sequence, const ChunkSpan& span, int head,
+                                                   int group, int k0, int v0, const float* factors, ExactContent& shared) {
+  constexpr int kRows = ExactContent::kRows;
+  const ChunkRows keys = group_key_rows(in, sequence, span, group), values = value_rows(in, sequence, span, head);
+  const auto four = [](const Elements& row, int64_t column, int64_t columns) {
+    return row.data && column < columns ? load4(row.data, row.dtype, column, columns - column) : make_float4(0, 0, 0, 0);
+  };
+  const int depth = depth_of(in.geometry.chunk.rows);
+  TileSum sum;
+  sum.clear();
+  __syncthreads();
+#pragma unroll 1
+  for (int first = 0; first < depth; first += kRows) {
+#pragma unroll 1
+    for (int i = threadIdx.x; i < kRows * 16; i += kThreads) {
+      const int r = i / 16, c = 4 * (i % 16);
+      const float factor = factors[first + r];
+      const float4 x = four(values(first + r), v0 + c, in.shape.value_dim);
+      *reinterpret_cast<float4*>(shared.tiles[0] + r * kStride + c) = four(keys(first + r), k0 + c, in.shape.key_dim);
+      *reinterpret_cast<float4*>(shared.tiles[1] + r * kStride + c) =
+          make_float4(factor * x.x, factor * x.y, factor * x.z, factor * x.w);
+    }
+    __syncthreads();
+    multiply<true>(
+        sum, depth - first < kRows ? depth - first : kRows, [&](int m, int k) { return shared.tiles[0][k * kStride + m]; },
+        [&](int k, int n) { return shared.tiles[1][k * kStride + n]; });
+    __syncthreads();
+  }
+  each_pair(sum, [&](int r, int c, float x, float y) {
+    *reinterpret_cast<float2*>(shared.product + r * ContentShared<true>::kStride + c) = make_float2(x, y);
+  });
+  __syncthreads();
+}
+
 }  // namespace lla::cuda::scalar_gate

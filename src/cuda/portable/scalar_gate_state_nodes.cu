@@ -4,6 +4,8 @@
 // several runs is their sum. Runs have the same places in every call, so that bits depend on the sequence alone.
 #include "cuda/common/reduce.h"
 #include "cuda/common/scratch_limit.h"
+#include "cuda/common/tail_rows.h"
+#include "cuda/common/units.h"
 #include "cuda/portable/head_slices.h"
 #include "cuda/portable/scalar_gate.h"
 
@@ -19,6 +21,7 @@ constexpr int kMostKeyTiles = 2;
 struct ChunkTiles {
   Tile<false> key[kMostKeyTiles], value;
   float factor[64];
+  int unit;  // fp16: exponent of what factors are in
 };
 struct RunsShared {
   ChunkTiles tiles[2];
@@ -65,27 +68,46 @@ struct StoredBorder {
   __device__ int64_t begin(int level, int64_t grain) const { return (number >> (level + 1) << (level + 1)) * grain; }
 };
 
-// Rows of a call, by their distance from its first one. Sweeps take tensors whose rows are whole
-// pieces of 16 bytes only.
+// Position of the first row of a sequence that is no node's: the history's last chunk begins with it, or the sequence.
+__device__ __forceinline__ int64_t base_of(const Inputs& in, const Sequence& sequence) {
+  return sequence.history.has_past() ? sequence.position & -in.shape.grain : sequence.position;
+}
+
+// Rows of a call, by their distance from its first one, and before them those of the history's tail. Sweeps take tensors
+// whose rows are whole pieces of 16 bytes only.
 struct CallRows {
+  TailRows tail;
+  int raw;  // rows of the tail
+  int64_t group, head, v0;
   const char *key, *value;
   int64_t key_bytes, value_bytes;
   int key_columns, value_columns;
+  int32_t dtype;
 
   __device__ CallRows(const Inputs& in, const Sequence& sequence, int64_t head, int64_t v0)
-      : key(static_cast<const char*>(in.k.at(sequence.index, sequence.row_begin, in.shape.group_of(head)))),
+      : tail{in.state, sequence.history},
+        raw(static_cast<int>(sequence.position - base_of(in, sequence))),
+        group(in.shape.group_of(head)),
+        head(head),
+        v0(v0),
+        key(static_cast<const char*>(in.k.at(sequence.index, sequence.row_begin, group))),
         value(static_cast<const char*>(in.v.at(sequence.index, sequence.row_begin, head)) + 2 * v0),
         key_bytes(2 * in.k.row_stride),
         value_bytes(2 * in.v.row_stride),
         key_columns(static_cast<int>(in.shape.key_dim)),
-        value_columns(static_cast<int>(in.shape.value_dim - v0)) {}
+        value_columns(static_cast<int>(in.shape.value_dim - v0)),
+        dtype(in.k.dtype) {}
 
-  // 64 rows from `row` on into tiles; those before the first one count as zero. Complete after arrive().
+  // 64 rows from `row` on into tiles; those before the first raw one count as zero. Complete after arrive().
   __device__ __forceinline__ void fill(int64_t row, int key_tiles, ChunkTiles& to) const {
     const int c = 8 * (threadIdx.x % 8), first = threadIdx.x / 8;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int r = first + 16 * i, place = r * kStride + c;
+      if (row + r < 0 && row + r >= -raw) {
+        fill_tail(static_cast<int>(row + r) + raw, place, c, key_tiles, to);
+        continue;
+      }
       const bool live = row + r >= 0;
       const char* k = live ? key + (row + r) * key_bytes + 2 * c : key;
       const char* v = live ? value + (row + r) * value_bytes + 2 * c : value;
@@ -93,6 +115,20 @@ struct CallRows {
       if (key_tiles > 1) copy_async16(to.key[1].data + place, k + 2 * kTile, live && c + kTile < key_columns ? 16 : 0);
       copy_async16(to.value.data + place, v, live && c < value_columns ? 16 : 0);
     }
+  }
+  __device__ __forceinline__ void fill_tail(int row, int place, int c, int key_tiles, ChunkTiles& to) const {
+#pragma unroll
+    for (int i = 0; i < kMostKeyTiles; ++i) {
+      if (i >= key_tiles) continue;
+      if (c + kTile * i < key_columns)
+        tail.copy_eight(to.key[i].data + place, dtype, tail.key(group, row), (c + kTile * i) / 8);
+      else
+        copy_async16(to.key[i].data + place, key, 0);
+    }
+    if (c < value_columns)
+      tail.copy_eight(to.value.data + place, dtype, tail.value(head, row), static_cast<int>(v0 + c) / 8);
+    else
+      copy_async16(to.value.data + place, value, 0);
   }
 };
 
@@ -105,13 +141,29 @@ struct ChunkGates {
     for (int half = 0; half < 2; ++half) {
       const int64_t r = row + threadIdx.x % 32 + 32 * half, at = sequence.row_begin + r;
       gate[half] = 0, write[half] = r >= 0 ? 1 : 0;
-      if (r < 0) continue;
+      if (r < 0) {
+        const TailRows tail{in.state, sequence.history};
+        const int64_t raw = sequence.position - base_of(in, sequence);
+        if (r < -raw) continue;
+        gate[half] = tail.gate(head, static_cast<int>(r + raw));
+        write[half] = tail.write(head, static_cast<int>(r + raw));
+        continue;
+      }
       if (in.gate.present()) gate[half] = load_element(in.gate.at(sequence.index, at, head), in.gate.dtype, 0);
       if (in.write.present()) write[half] = load_element(in.write.at(sequence.index, at, head), in.write.dtype, 0);
     }
   }
   // `newer`: log decay over the chunks that come later; gives the one with this chunk.
-  __device__ __forceinline__ float make_factors(float newer, float (&factor)[64]) {
+  template <bool kHalf>
+  __device__ __forceinline__ float make_factors(float newer, ChunkTiles* to) {
+    float(&factor)[64] = to->factor;
+    if constexpr (kHalf) {
+      const float most = warp_max(fmaxf(fabsf(write[0]), fabsf(write[1])));
+      const int unit = exponent_above(most);
+      write[0] *= power_of_two(-unit);
+      write[1] *= power_of_two(-unit);
+      if (threadIdx.x == 0) to->unit = unit;
+    }
     const int lane = threadIdx.x % 32;
     float sum[2] = {gate[0], gate[1]};  // from the row on, in its half
 #pragma unroll
@@ -137,25 +189,33 @@ struct ChunkGates {
 
 // Sums up the chunks of rows [begin, end), whose ends are borders of chunks, and gives the sum to store(part, sum), log
 // decays to total(sum). Rows before the sequence count as zero.
-template <class Store, class Total>
+template <bool kHalf, class Store, class Total>
 __device__ __forceinline__ void sum_rows(const Inputs& in, const Sequence& sequence, int64_t head, int64_t v0, int64_t begin,
                                          int64_t end, int key_tiles, RunsShared& shared, Store store, Total total) {
   const CallRows rows(in, sequence, head, v0);
   TileSum sum[kMostKeyTiles];
 #pragma unroll
   for (int i = 0; i < kMostKeyTiles; ++i) sum[i].clear();
+  int unit = 0;  // fp16: exponent of what sums are in
+  const auto change_unit = [&](int to) {
+    if (to == unit) return;
+    const float factor = power_of_two(unit - to);
+    unit = to;
+#pragma unroll
+    for (int i = 0; i < kMostKeyTiles; ++i) sum[i].each([&](int, int, float& x) { x *= factor; });
+  };
   ChunkGates gates;
   float newer = 0;  // of the first warp: log decay over the chunks that are done
   const bool makes_factors = threadIdx.x < 32;
   // Distances of chunks' first rows from the sequence's.
-  const int64_t first = max(begin, sequence.position & ~int64_t{kTile - 1}) - sequence.position;
+  const int64_t first = max(begin, base_of(in, sequence) & ~int64_t{kTile - 1}) - sequence.position;
   int64_t row = end - sequence.position - kTile;
   int side = 0;
   if (row >= first) {
     rows.fill(row, key_tiles, shared.tiles[0]);
     if (makes_factors) {
       gates.load(in, sequence, head, row);
-      newer = gates.make_factors(newer, shared.tiles[0].factor);
+      newer = gates.make_factors<kHalf>(newer, &shared.tiles[0]);
     }
   }
 #pragma unroll 1
@@ -171,17 +231,24 @@ __device__ __forceinline__ void sum_rows(const Inputs& in, const Sequence& seque
       const float factor = tiles.factor[r];
       uint4& eight = *reinterpret_cast<uint4*>(tiles.value.data + r * kStride + 8 * (threadIdx.x % 8));
       uint4 x = eight;
-      for (uint32_t* pair : {&x.x, &x.y, &x.z, &x.w})
-        *pair = bf16_pair(factor * __uint_as_float(*pair << 16), factor * __uint_as_float(*pair & 0xffff0000u));
+      for (uint32_t* pair : {&x.x, &x.y, &x.z, &x.w}) {
+        if constexpr (kHalf)
+          *pair = f16_pair(factor * from_f16(*pair & 0xffffu), factor * from_f16(*pair >> 16));
+        else
+          *pair = bf16_pair(factor * __uint_as_float(*pair << 16), factor * __uint_as_float(*pair & 0xffff0000u));
+      }
       eight = x;
     }
     __syncthreads();
+    if constexpr (kHalf) change_unit(tiles.unit);
 #pragma unroll
     for (int i = 0; i < kMostKeyTiles; ++i) {
-      if (i < key_tiles) multiply_tiles<false, Layout::Across, Layout::Across>(sum[i], kTile, tiles.key[i], tiles.value);
+      if (i < key_tiles)
+        multiply_tiles<false, Layout::Across, Layout::Across, kHalf>(sum[i], kTile, tiles.key[i], tiles.value);
     }
-    if (more && makes_factors) newer = gates.make_factors(newer, shared.tiles[side ^ 1].factor);
+    if (more && makes_factors) newer = gates.make_factors<kHalf>(newer, &shared.tiles[side ^ 1]);
   }
+  if constexpr (kHalf) change_unit(0);
   if (threadIdx.x == 0) shared.total = newer;
   __syncthreads();
 #pragma unroll
@@ -218,6 +285,7 @@ __device__ __forceinline__ void each_old_node(const Inputs& in, const Sequence& 
 }
 
 // One block: one run, or one small node, of one head and 64 columns of values.
+template <bool kHalf>
 __global__ void __launch_bounds__(kThreads) sum_runs(const __grid_constant__ StateNodes a, int64_t tasks) {
   auto& shared = *reinterpret_cast<RunsShared*>(shared_memory());
   const Inputs& in = a.in;
@@ -235,7 +303,7 @@ __global__ void __launch_bounds__(kThreads) sum_runs(const __grid_constant__ Sta
       const int64_t begin = border.begin(level, grain);
       const int32_t id = border.plan.node[level], dtype = in.state.node_layout.dtype;
       char* to = in.state.node(id, head);
-      sum_rows(
+      sum_rows<kHalf>(
           in, sequence, head, v0, begin, begin + (grain << level), a.key_tiles, shared,
           [&](int part, TileSum& sum) {
             each_pair(sum, [&](int r, int c, float x, float y) {
@@ -276,7 +344,7 @@ __global__ void __launch_bounds__(kThreads) sum_runs(const __grid_constant__ Sta
     if (!border.wants(level)) continue;
     const int64_t place = a.place(sequence, b, run);
     float* to = a.content(place, head, tile);
-    sum_rows(
+    sum_rows<kHalf>(
         in, sequence, head, v0, begin, end, a.key_tiles, shared,
         [&](int part, TileSum& sum) {
           each_pair(sum, [&](int r, int c, float x, float y) {
@@ -360,7 +428,8 @@ int32_t launch_slice(const MixerForward& p, char* scratch, void* stream) {
   const int64_t joins = batch.count * (levels + 1) * p.shape.heads;
   int32_t status = LLA_OK;
   for (a.item = 0; a.item < min(batch.most_nodes_to_store, kSweepBorders) && status == LLA_OK; ++a.item) {
-    status = launch(sum_runs, sums, kThreads, sizeof(RunsShared), stream, a, sums);
+    status = a.in.k.dtype == LLA_F16 ? launch(sum_runs<true>, sums, kThreads, sizeof(RunsShared), stream, a, sums)
+                                     : launch(sum_runs<false>, sums, kThreads, sizeof(RunsShared), stream, a, sums);
     if (status == LLA_OK) status = launch(join_runs, joins, kWalkThreads, 0, stream, a, levels, joins);
   }
   return status;
@@ -384,7 +453,8 @@ int32_t launch_state_nodes(const MixerForward& p, char* scratch, void* stream) {
 }
 
 int32_t load_state_nodes() {
-  const int32_t status = load_kernel(sum_runs);
+  int32_t status = load_kernel(sum_runs<false>);
+  if (status == LLA_OK) status = load_kernel(sum_runs<true>);
   return status == LLA_OK ? load_kernel(join_runs) : status;
 }
 

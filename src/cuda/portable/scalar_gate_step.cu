@@ -3,7 +3,7 @@
 // leaving its chunk. Their products are sums over what is read once, the raw rows of the tail and the nodes of the past:
 // time is the nodes' bytes. Each thread streams pieces of its own through shared memory, several stages ahead, from the
 // moment it knows the sequence; what the rows read them with is made meanwhile. A step that completes a chunk makes its node
-// from the same stream. For any shapes and types; where all is bf16 there is scalar_gate_bf16_step.cu.
+// from the same stream. For any shapes and types; rows of 2 bytes have scalar_gate_half_step.h.
 #include "cuda/portable/scalar_gate.h"
 #include "cuda/portable/scalar_gate_columns.h"
 #include "cuda/portable/scalar_gate_fold.h"
@@ -456,18 +456,30 @@ int32_t launch_rows(const Inputs& in, const View& y, void* stream) {
   return status;
 }
 
+// Shapes and types alone decide.
+bool takes_half_steps(const Inputs& in) {
+  const MixerShape& shape = in.shape;
+  const int32_t dtype = in.k.dtype;
+  if ((dtype != LLA_BF16 && dtype != LLA_F16) || in.q.dtype != dtype || in.v.dtype != dtype) return false;
+  if (shape.key_dim % 32 != 0 || shape.value_dim % 8 != 0) return false;
+  if (in.state.nodes.base && in.state.node_layout.dtype != LLA_BF16 && in.state.node_layout.dtype != LLA_F32) return false;
+  if (in.state.tails.base && in.state.tail_layout.dtype != dtype) return false;
+  return shape.heads <= kMostBlocks && shape.groups * tiles_of(shape.value_dim) <= kMostBlocksAcross;
+}
+
 }  // namespace
 
 int32_t launch_steps(const Inputs& in, const View& y, void* stream) {
-  if (takes_bf16_steps(in)) return launch_bf16_steps(in, y, stream);
+  if (takes_half_steps(in))
+    return in.k.dtype == LLA_F16 ? launch_half_steps<LLA_F16>(in, y, stream) : launch_half_steps<LLA_BF16>(in, y, stream);
   if (in.batch.most_rows <= 1)
     return in.exact() ? launch_rows<1, true>(in, y, stream) : launch_rows<1, false>(in, y, stream);
   return in.exact() ? launch_rows<kStepRows, true>(in, y, stream) : launch_rows<kStepRows, false>(in, y, stream);
 }
 
 int32_t load_steps() {
-  for (const int32_t status : {load_bf16_steps(), load_kernel(step_rows<1, false>), load_kernel(step_rows<1, true>),
-                               load_kernel(step_rows<kStepRows, false>), load_kernel(step_rows<kStepRows, true>)}) {
+  for (const int32_t status : {load_half_steps<LLA_BF16>(), load_half_steps<LLA_F16>(), load_kernel(step_rows<1, false>),
+                               load_kernel(step_rows<1, true>), load_kernel(step_rows<kStepRows, false>), load_kernel(step_rows<kStepRows, true>)}) {
     if (status != LLA_OK) return status;
   }
   return LLA_OK;

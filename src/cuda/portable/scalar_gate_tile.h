@@ -31,6 +31,16 @@ __device__ __forceinline__ unsigned bf16_pair(float low, float high) {
 #endif
 }
 
+__device__ __forceinline__ unsigned f16_pair(float low, float high) {
+#if defined(LLA_CUDA_EMULATED)
+  return to_f16(low) | to_f16(high) << 16;
+#else
+  unsigned both;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+#endif
+}
+
 // Elements (row, column) and (row, column + 1), column even.
 template <bool kExact>
 __device__ __forceinline__ float2 read_pair(const Tile<kExact>& tile, int row, int column) {
@@ -137,8 +147,9 @@ __device__ __forceinline__ void load_matrices(unsigned (&x)[4], const unsigned s
 
 enum class Layout { Along, Across };  // A: stored [m][k], [k][m]; B: [n][k], [k][n]
 
-// sum += a b over k in 0 ... depth - 1, a multiple of 8; rows up to the next multiple of 16 must hold numbers.
-template <bool kExact, Layout kA, Layout kB>
+// sum += a b over k in 0 ... depth - 1, a multiple of 8; rows up to the next multiple of 16 must hold numbers. kHalf: what is
+// in the tiles is fp16 in place of bf16.
+template <bool kExact, Layout kA, Layout kB, bool kHalf = false>
 __device__ __forceinline__ void multiply_tiles(TileSum& sum, int depth, const Tile<kExact>& a, const Tile<kExact>& b) {
   if constexpr (kExact) {
     multiply<true>(
@@ -146,10 +157,11 @@ __device__ __forceinline__ void multiply_tiles(TileSum& sum, int depth, const Ti
         [&](int k, int n) { return b.data[kB == Layout::Along ? n * kStride + k : k * kStride + n]; });
   } else {
 #if defined(LLA_CUDA_EMULATED)
+    const auto from_half = [](unsigned bits) { return kHalf ? from_f16(bits) : from_bf16(bits); };
     sum.each([&](int m, int n, float& x) {
       for (int k = 0; k < (depth + 15) / 16 * 16; ++k) {
-        x += from_bf16(a.data[kA == Layout::Along ? m * kStride + k : k * kStride + m]) *
-             from_bf16(b.data[kB == Layout::Along ? n * kStride + k : k * kStride + n]);
+        x += from_half(a.data[kA == Layout::Along ? m * kStride + k : k * kStride + m]) *
+             from_half(b.data[kB == Layout::Along ? n * kStride + k : k * kStride + n]);
       }
     });
 #else
@@ -177,11 +189,17 @@ __device__ __forceinline__ void multiply_tiles(TileSum& sum, int depth, const Ti
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           float(&c)[4] = sum.c[i][j];
-          asm volatile(
-              "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-              : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-              : "r"(fa[i][0]), "r"(fa[i][1]), "r"(fa[i][2]), "r"(fa[i][3]), "r"(fb[j / 2][j % 2 * 2]),
-                "r"(fb[j / 2][j % 2 * 2 + 1]));
+          const unsigned *x = fa[i], *y = &fb[j / 2][j % 2 * 2];
+          if constexpr (kHalf)
+            asm volatile(
+                "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]));
+          else
+            asm volatile(
+                "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(y[0]), "r"(y[1]));
         }
     }
 #endif

@@ -2,17 +2,22 @@
 // Scalar gate backward on Hopper: what the rows of a block get as sources, dk, dv and dwrite, and what others read of them.
 // The mirror of the forward within a block: rows of the products here are sources. Sources of the first half are read by all
 // rows, so that they are twice the work: each warpgroup weighs what one half of the second half's rows read of them.
+#pragma once
+
 #include "cuda/hopper/capability.h"
 #include "cuda/hopper/fragment.h"
 #include "cuda/hopper/scalar_gate_column_tasks.h"
+#include "cuda/hopper/scalar_gate_head_units.h"
 #include "cuda/hopper/tile_rows.h"
 
 namespace lla::cuda::hopper {
 
 namespace {
 
-template <int kKeyDim>
+template <Half kType, int kKeyDim>
 struct ColumnSweep {
+  static constexpr bool kUnits = kType == Half::kF16;
+  using Units = SourceUnits<kType>;
   using Layout = ColumnLayout<kKeyDim>;
   using RowTile = typename Layout::RowTile;
   using ValueTile = typename Layout::ValueTile;
@@ -24,6 +29,7 @@ struct ColumnSweep {
   Turn stage, across;
   uint32_t phase = 0;       // of q and k
   float keys[kKeyDim / 2];  // dk, of all heads so far
+  int unit = 0;             // fp16: of dk
 
   using Quarter = float[16];  // 64 sources with 32 rows of a warpgroup
   // Of the second half's rows, those with which this warpgroup weighs the first half's sources.
@@ -81,9 +87,9 @@ struct ColumnSweep {
     fence_products(sum);
 #pragma unroll
     for (int depth = 0; depth < kKeyDim; depth += kDepthStep)
-      multiply<Half::kBf16, Major::kDepth, Major::kOuter>(
-          sum, moved(k, depth_offset(Major::kDepth, depth, RowTile::kPanelBytes)),
-          moved(node, depth_offset(Major::kOuter, depth, NodeTile::kPanelBytes)), depth > 0);
+      multiply<kType, Major::kDepth, Major::kOuter>(sum, moved(k, depth_offset(Major::kDepth, depth, RowTile::kPanelBytes)),
+                                                    moved(node, depth_offset(Major::kOuter, depth, NodeTile::kPanelBytes)),
+                                                    depth > 0);
     commit_products();
   }
 
@@ -95,7 +101,7 @@ struct ColumnSweep {
     fence_products(scores);
 #pragma unroll
     for (int depth = 0; depth < kKeyDim; depth += kDepthStep)
-      multiply<Half::kBf16, Major::kDepth, Major::kDepth>(
+      multiply<kType, Major::kDepth, Major::kDepth>(
           scores, moved(k, depth_offset(Major::kDepth, depth, RowTile::kPanelBytes)),
           moved(q, depth_offset(Major::kDepth, depth, RowTile::kPanelBytes)), depth > 0);
     commit_products();
@@ -108,7 +114,7 @@ struct ColumnSweep {
     fence_products(reads);
 #pragma unroll
     for (int depth = 0; depth < kColumns; depth += kDepthStep)
-      multiply<Half::kBf16, Major::kDepth, Major::kDepth>(
+      multiply<kType, Major::kDepth, Major::kDepth>(
           reads, moved(v, depth_offset(Major::kDepth, depth, ValueTile::kPanelBytes)),
           moved(dy, depth_offset(Major::kDepth, depth, ValueTile::kPanelBytes)), depth > 0);
     commit_products();
@@ -132,9 +138,9 @@ struct ColumnSweep {
     fence_products(sums);
 #pragma unroll
     for (int depth = 0; depth < kDepth; depth += kDepthStep)
-      multiply<Half::kBf16, Major::kDepth, Major::kDepth>(
-          sums, moved(a, depth_offset(Major::kDepth, depth, Tile::kPanelBytes)),
-          moved(b, depth_offset(Major::kDepth, depth, Tile::kPanelBytes)), depth > 0);
+      multiply<kType, Major::kDepth, Major::kDepth>(sums, moved(a, depth_offset(Major::kDepth, depth, Tile::kPanelBytes)),
+                                                    moved(b, depth_offset(Major::kDepth, depth, Tile::kPanelBytes)),
+                                                    depth > 0);
     commit_products();
   }
 
@@ -161,7 +167,7 @@ struct ColumnSweep {
     fence_products(values);
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-      multiply<Half::kBf16, Major::kOuter>(
+      multiply<kType, Major::kOuter>(
           values, weights[step], moved(dy, depth_offset(Major::kOuter, kDepthStep * step, ValueTile::kPanelBytes)), true);
     commit_products();
   }
@@ -170,8 +176,8 @@ struct ColumnSweep {
     fence_products(keys);
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-      multiply<Half::kBf16, Major::kOuter>(
-          keys, gradients[step], moved(q, depth_offset(Major::kOuter, kDepthStep * step, RowTile::kPanelBytes)), true);
+      multiply<kType, Major::kOuter>(keys, gradients[step],
+                                     moved(q, depth_offset(Major::kOuter, kDepthStep * step, RowTile::kPanelBytes)), true);
     commit_products();
   }
   // The same across, by the first warpgroup: its own weights, then the other's.
@@ -183,11 +189,11 @@ struct ColumnSweep {
     fence_products(sums);
 #pragma unroll
     for (int step = 0; step < 2; ++step)
-      multiply<Half::kBf16, Major::kOuter>(
-          sums, own[step], moved(b, depth_offset(Major::kOuter, kDepthStep * step, Tile::kPanelBytes)), true);
+      multiply<kType, Major::kOuter>(sums, own[step],
+                                     moved(b, depth_offset(Major::kOuter, kDepthStep * step, Tile::kPanelBytes)), true);
 #pragma unroll
     for (int step = 0; step < 2; ++step)
-      multiply<Half::kBf16, Major::kDepth, Major::kOuter>(
+      multiply<kType, Major::kDepth, Major::kOuter>(
           sums, moved(a, depth_offset(Major::kDepth, kDepthStep * step, Layout::AcrossTile::kPanelBytes)),
           moved(b, depth_offset(Major::kOuter, kHalf / 2 + kDepthStep * step, Tile::kPanelBytes)), true);
     commit_products();
@@ -199,7 +205,7 @@ struct ColumnSweep {
     fence_products(keys);
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-      multiply<Half::kBf16, Major::kDepth>(
+      multiply<kType, Major::kDepth>(
           keys, value[step], moved(node, depth_offset(Major::kDepth, kDepthStep * step, NodeTile::kPanelBytes)), true);
     commit_products();
   }
@@ -250,10 +256,11 @@ struct ColumnSweep {
     return row < source ? 0.0f : differ == 0 ? factors[0] : pair;
   }
 
-  // What the rows read of the sources, and the operands of the sums that follow.
+  // What the rows read of the sources, and the operands of the sums that follow. fp16: `write` has the unit of scores in it.
   template <bool kOwn, int kSteps, class Mask>
-  __device__ __forceinline__ void weigh(const float (&reads)[8 * kSteps], const float (&write)[2], Scalars* scalars,
-                                        uint32_t (&weights)[kSteps][4], uint32_t (&gradients)[kSteps][4], Mask mask) const {
+  __device__ __forceinline__ void weigh(const float (&reads)[8 * kSteps], const float (&write)[2], const Units& units,
+                                        Scalars* scalars, uint32_t (&weights)[kSteps][4], uint32_t (&gradients)[kSteps][4],
+                                        Mask mask) const {
     // What a row reads of itself counts apart: this lane has the element `differs` of a pair, if any, in eight 2 warp + h.
     const int differs = lane / 4 ^ 2 * (lane % 4);
 #pragma unroll
@@ -274,19 +281,20 @@ struct ColumnSweep {
           scalars->others[h] = fmaf(x, reads[e], scalars->others[h]);
           scalars->others[h] = fmaf(y, reads[e + 1], scalars->others[h]);
         }
-        weights[n / 2][2 * (n % 2) + h] = pack<Half::kBf16>(x, y);
-        gradients[n / 2][2 * (n % 2) + h] = pack<Half::kBf16>(write[h] * a * reads[e], write[h] * b * reads[e + 1]);
+        weights[n / 2][2 * (n % 2) + h] = pack<kType>(units.weights(x), units.weights(y));
+        gradients[n / 2][2 * (n % 2) + h] = pack<kType>(write[h] * a * reads[e], write[h] * b * reads[e + 1]);
       }
     }
   }
 
   // What the rows across read of the first half's sources: all at level 7.
-  __device__ __forceinline__ void weigh_across(const SourceFactors& factors, const Quarter& reads, float (&others)[2],
-                                               uint32_t (&weights)[2][4], uint32_t (&gradients)[2][4]) const {
+  __device__ __forceinline__ void weigh_across(const SourceFactors& factors, const Quarter& reads, const Units& units,
+                                               float (&others)[2], uint32_t (&weights)[2][4],
+                                               uint32_t (&gradients)[2][4]) const {
     const int source = 16 * warp + lane / 4;
     const float *level = factors.level[kInnerLevels - 1], *at = level + first_across() + 2 * (lane % 4);
     const float sources[2] = {level[source], level[source + 8]};
-    const float write[2] = {factors.write[source], factors.write[source + 8]};
+    const float write[2] = {units.scores(factors.write[source]), units.scores(factors.write[source + 8])};
     float rows[8];
 #pragma unroll
     for (int n = 0; n < 4; ++n) {
@@ -295,7 +303,7 @@ struct ColumnSweep {
       rows[2 * n + 1] = a.y;
     }
     Scalars scalars;
-    weigh<false, 2>(reads, write, &scalars, weights, gradients,
+    weigh<false, 2>(reads, write, units, &scalars, weights, gradients,
                     [&](int e) { return rows[e / 4 * 2 + e % 2] * sources[e / 2 % 2]; });
     others[0] = scalars.others[0];
     others[1] = scalars.others[1];
@@ -321,9 +329,11 @@ struct ColumnSweep {
   // k times the node's gradient, decayed from the source to the block's end; its share in what is read of the source. And v
   // times write strength and that decay.
   __device__ __forceinline__ void fold_values(Sums& sum, const SourceFactors& factors, const float (&write)[2],
-                                              Scalars* scalars, uint32_t (&value)[4][4]) const {
-    const float fold[2] = {factors.fold[first()], factors.fold[first() + 8]};
-    const float scale[2] = {write[0] * fold[0], write[1] * fold[1]};
+                                              const Units& units, Scalars* scalars, uint32_t (&value)[4][4]) const {
+    const float decay[2] = {factors.fold[first()], factors.fold[first() + 8]};
+    const float scale[2] = {units.folded(write[0] * decay[0]), units.folded(write[1] * decay[1])};
+    const float fold[2] = {units.node(decay[0]), units.node(decay[1])};
+    float of_node[2] = {0, 0};
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       load_values(step, value[step]);
@@ -331,15 +341,17 @@ struct ColumnSweep {
       for (int i = 0; i < 4; ++i) {
         const int e = 8 * step + 2 * i;
         uint32_t& pair = value[step][i];
-        float& others = scalars->others[i % 2];
-        const float low = low_of(pair), high = high_of(pair);
+        float& others = kUnits ? of_node[i % 2] : scalars->others[i % 2];
+        const float low = low_of<kType>(pair), high = high_of<kType>(pair);
         sum[e] *= fold[i % 2];
         sum[e + 1] *= fold[i % 2];
         others = fmaf(sum[e], low, others);
         others = fmaf(sum[e + 1], high, others);
-        pair = pack<Half::kBf16>(low * scale[i % 2], high * scale[i % 2]);
+        pair = pack<kType>(low * scale[i % 2], high * scale[i % 2]);
       }
     }
+#pragma unroll
+    for (int h = 0; kUnits && h < 2; ++h) scalars->others[h] += units.values(of_node[h]);
   }
 
   // Four lanes share two sources: of each, the lanes with its parity get the sum.
@@ -367,8 +379,8 @@ struct ColumnSweep {
   __device__ __forceinline__ void store(const View& view, const BlockOfRows& block, int head, int column, int columns,
                                         char* staging, Locate place, Element element) const {
     char* to = static_cast<char*>(view.at(block.index, block.row, head)) + 2 * column;
-    store_rows(to, 2 * view.row_stride, view.accumulate, columns - column, first_source(), block.lo, block.hi, lane, staging,
-               place, element);
+    store_rows<kType>(to, 2 * view.row_stride, view.accumulate, columns - column, first_source(), block.lo, block.hi, lane,
+                      staging, place, element);
   }
 
   __device__ __forceinline__ void clear(char* tile, int panels, const BlockOfRows& block) const {
@@ -394,13 +406,14 @@ struct ColumnSweep {
     uint32_t weights[4][4], gradients[4][4], weights_across[2][4], gradients_across[2][4];
     Scalars scalars;
     const SourceFactors& factors = sources();
+    const Units units(in, in.slot(block.place, number), unit);
     issue_across_sums<ValueTile, kColumns>(reads_across, tile(Layout::kV), tile(Layout::kDy));
     issue_reads(reads);
     issue_node(values);
     wait(&barriers->sources_full[stage.index], stage.phase);
     float others[2];
     wait_products<2>(reads_across);
-    weigh_across(factors, reads_across, others, weights_across, gradients_across);
+    weigh_across(factors, reads_across, units, others, weights_across, gradients_across);
     if (half == 1) {
       hand_over(others, weights_across, gradients_across);
     } else {
@@ -412,11 +425,12 @@ struct ColumnSweep {
     Sums mask;
     mask_own(factors, mask);
     wait_products<1>(reads);
-    weigh<true, 4>(reads, write, &scalars, weights, gradients, [&](int e) { return mask[e]; });
+    const float of_scores[2] = {units.scores(write[0]), units.scores(write[1])};
+    weigh<true, 4>(reads, of_scores, units, &scalars, weights, gradients, [&](int e) { return mask[e]; });
     issue_keys(gradients);
     wait_products<1>(values);
     uint32_t value[4][4];
-    fold_values(values, factors, write, &scalars, value);
+    fold_values(values, factors, write, units, &scalars, value);
     issue_values(values, weights);
     issue_folded(value);
     if (half == 0) {
@@ -431,7 +445,8 @@ struct ColumnSweep {
     pin(weights_across[0]);
     pin(weights_across[1]);
     const bool boxes = in.dv_boxes && block.lo == 0 && block.hi == kBlock;
-    store_values(block, head, values, write, boxes);
+    const float of_values[2] = {units.values(write[0]), units.values(write[1])};
+    store_values(block, head, values, of_values, boxes);
     wait_products<0>(keys);
     pin_all(gradients, value);
     pin(gradients_across[0]);
@@ -455,7 +470,7 @@ struct ColumnSweep {
       fence_shared_writes();
       return;
     }
-    put_rows(staging, lane, place, element);
+    put_rows<kType>(staging, lane, place, element);
     fence_shared_writes();
     __syncwarp();
     if (lane == 0) {
@@ -508,14 +523,17 @@ struct ColumnSweep {
       int head = in.head_of(first);
 #pragma unroll 1
       for (int number = first; number < end; ++number, head += step) {
+        if (kUnits && (number - first) % in.bundle == 0) unit = unit_of_heads(in, block.place, number, end, lane);
         run_head(block, number, head);
         const int done = number + 1 - first;
         if (in.chained && in.dk.present() && (done % in.bundle == 0 || number + 1 == end)) {
+          leave_unit<kType>(keys, unit);
           float* sums = in.dk_chain + static_cast<int64_t>(blockIdx.x) * (kBlock * kKeyDim);
           chain_sums<32 * kColumnWarps>(reinterpret_cast<float4*>(sums) + threadIdx.x - 128, keys, done > in.bundle,
                                         number + 1 < end);
         }
       }
+      if (!in.chained) leave_unit<kType>(keys, unit);
       if (!whole()) release(&barriers->rows_free);
       store_keys(block, part);
       if (whole()) release(&barriers->rows_free);
@@ -525,7 +543,7 @@ struct ColumnSweep {
   }
 };
 
-template <int kKeyDim>
+template <Half kType, int kKeyDim>
 __global__ void __launch_bounds__(kColumnThreads, 1)
     column_gradients(const __grid_constant__ BackwardParameters in, int64_t tasks) {
   using Layout = ColumnLayout<kKeyDim>;
@@ -551,26 +569,28 @@ __global__ void __launch_bounds__(kColumnThreads, 1)
     if (warp > 0) copy_sources<kKeyDim>(in, tasks, shared, barriers, warp - 1);
   } else {
     take_registers<kGroupRegisters[1]>();
-    ColumnSweep<kKeyDim>(in, shared, barriers).run(tasks);
+    ColumnSweep<kType, kKeyDim>(in, shared, barriers).run(tasks);
   }
 }
 
-template <int kKeyDim>
+template <Half kType, int kKeyDim>
 int32_t launch_columns(const BackwardParameters& in, void* stream) {
   const int64_t tasks = in.batch.count * in.blocks * in.tasks_of_block(in.chained), most = multiprocessors();
-  return launch(column_gradients<kKeyDim>, tasks < most ? tasks : most, kColumnThreads, ColumnLayout<kKeyDim>::kBytes,
+  return launch(column_gradients<kType, kKeyDim>, tasks < most ? tasks : most, kColumnThreads, ColumnLayout<kKeyDim>::kBytes,
                 stream, in, tasks);
 }
 
 }  // namespace
 
+template <Half kType>
 int32_t launch_column_gradients(const BackwardParameters& in, int key_dim, void* stream) {
-  return key_dim == 64 ? launch_columns<64>(in, stream) : launch_columns<128>(in, stream);
+  return key_dim == 64 ? launch_columns<kType, 64>(in, stream) : launch_columns<kType, 128>(in, stream);
 }
 
+template <Half kType>
 int32_t load_column_gradients() {
-  const int32_t status = load_kernel(column_gradients<64>);
-  return status == LLA_OK ? load_kernel(column_gradients<128>) : status;
+  const int32_t status = load_kernel(column_gradients<kType, 64>);
+  return status == LLA_OK ? load_kernel(column_gradients<kType, 128>) : status;
 }
 
 }  // namespace lla::cuda::hopper

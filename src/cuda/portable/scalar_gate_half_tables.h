@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// With what a step of bf16 rows reads, a warp for each kind, and what its tail stores.
+// With what a step of bf16 or fp16 rows reads, a warp for each kind, and what its tail stores.
 #pragma once
 
 #include <cstddef>
 
-#include "cuda/portable/scalar_gate_bf16_ring.h"
+#include "cuda/portable/scalar_gate_half_ring.h"
 
-namespace lla::cuda::scalar_gate::bf16_step {
+namespace lla::cuda::scalar_gate::half_step {
 
 // Bits of 4 or of 2 bytes, or 0 where there is nothing: no branch, after which they would be waited for.
 __device__ __forceinline__ float load_word(bool go, const char* from) {
@@ -230,7 +230,7 @@ struct RowStore {
 };
 
 // By one warp: copies rows into the ring blocks of the tail, as store_rows() does.
-__device__ __forceinline__ void store_bf16_rows(const Inputs& in, const Step& step, const Rows& rows, const Distances& at,
+__device__ __forceinline__ void store_half_rows(const Inputs& in, const Step& step, const Rows& rows, const Distances& at,
                                                 const char* const* first, bool aligned) {
   const Sequence& sequence = step.sequence;
   const int lane = threadIdx.x % 32, head = step.head, group = step.group, dim = static_cast<int>(in.shape.key_dim);
@@ -271,4 +271,4 @@ __device__ __forceinline__ void store_bf16_rows(const Inputs& in, const Step& st
   }
 }
 
-}  // namespace lla::cuda::scalar_gate::bf16_step
+}  // namespace lla::cuda::scalar_gate::half_step

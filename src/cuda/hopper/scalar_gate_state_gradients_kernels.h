@@ -4,6 +4,8 @@
 //
 // One block of threads works on one segment and head; a warpgroup has 64 rows of keys of the gradient, transposed, in
 // registers.
+#pragma once
+
 #include "cuda/common/reduce.h"
 #include "cuda/hopper/capability.h"
 #include "cuda/hopper/register_budget.h"
@@ -103,8 +105,9 @@ __device__ void bring_states(const BackwardParameters& in, int tasks, char* shar
   }
 }
 
-template <int kKeyDim, int kPieces>
+template <Half kType, int kKeyDim, int kPieces>
 struct StateGradients {
+  static constexpr bool kUnits = kType == Half::kF16;
   using Layout = StateLayout<kKeyDim>;
   using RowTile = typename Layout::RowTile;
   using ValueTile = typename Layout::ValueTile;
@@ -118,6 +121,7 @@ struct StateGradients {
   Turn stage;
   int stored = -1;  // of the thread that stores: the stage whose tile may still be read
   Sums sums;        // [dv][dk]
+  int unit = 0;     // fp16: of them
 
   __device__ __forceinline__ StateGradients(const BackwardParameters& parameters, char* memory, StateBarriers* all)
       : in(parameters),
@@ -143,8 +147,8 @@ struct StateGradients {
         const int e = 8 * step + 2 * i;
         sums[e] *= up;
         sums[e + 1] *= up;
-        flow = fmaf(sums[e], low_of(pairs[i]), flow);
-        flow = fmaf(sums[e + 1], high_of(pairs[i]), flow);
+        flow = fmaf(sums[e], low_of<kType>(pairs[i]), flow);
+        flow = fmaf(sums[e + 1], high_of<kType>(pairs[i]), flow);
       }
     }
     return flow;
@@ -152,20 +156,21 @@ struct StateGradients {
 
   // Adds what the rows of the block behind the state read of it.
   __device__ __forceinline__ void add_rows() {
+    const float of_rows = kUnits ? power_of_two(-unit) : 1.0f;
     const float* starts = reinterpret_cast<const float*>(shared + Layout::kStarts) + stage.index * kBlock;
     const uint32_t dy = shared_address(tile(Layout::kDy));
     const uint64_t queries = describe(shared_address(tile(0)) + static_cast<uint32_t>(group) * RowTile::kPanelBytes,
                                       Major::kOuter, RowTile::kPanelBytes);
     uint32_t values[kSteps / 2][2][4];
 #pragma unroll
-    for (int i = 0; i < kSteps / 2; ++i) load_weighted<ValueTile>(dy, starts, 2 * i, warp, lane, values[i]);
+    for (int i = 0; i < kSteps / 2; ++i) load_weighted<kType, ValueTile>(dy, starts, of_rows, 2 * i, warp, lane, values[i]);
     fence_products(sums);
 #pragma unroll
     for (int i = 0; i < kSteps / 2; ++i) {
       fence_values(values[i]);
 #pragma unroll
       for (int j = 0; j < 2; ++j)
-        multiply<Half::kBf16, Major::kOuter>(
+        multiply<kType, Major::kOuter>(
             sums, values[i][j], moved(queries, depth_offset(Major::kOuter, (2 * i + j) * kDepthStep, RowTile::kPanelBytes)),
             true);
     }
@@ -179,7 +184,11 @@ struct StateGradients {
     pin(values[1]);
   }
 
-  __device__ __forceinline__ void run_state(const Segment& segment, int block, float up) {
+  __device__ __forceinline__ void run_state(const Segment& segment, int block, float up, BlockUnits units) {
+    if constexpr (kUnits) {
+      up *= unit_ratio(unit, units.reader);
+      unit = units.reader;
+    }
     wait(&barriers->full[stage.index], stage.phase);
     if (block + 2 == segment.end && segment.last < kBlock) {
       const int thread = static_cast<int>(threadIdx.x) - 128;
@@ -187,11 +196,12 @@ struct StateGradients {
       fence_shared_writes();
       sync_some(1, 128 * Layout::kGroups);
     }
-    const float flow = warp_sum(decay(up));
+    float flow = warp_sum(decay(up));
+    if constexpr (kUnits) flow *= unit_ratio(unit, -units.node);
     add_rows();
     const int64_t slot = segment.slot_of(in, block);
     if (lane == 0) in.factors(slot)->newer[kFlowPlace + 4 * (group + segment.piece) + warp] = flow;
-    put_gradient();
+    put_gradient(kUnits ? unit_ratio(unit, units.grad) : 1.0f);
     fence_shared_writes();
     sync_some(1, 128 * Layout::kGroups);
     if (issues()) {
@@ -210,14 +220,20 @@ struct StateGradients {
   __device__ __forceinline__ static bool issues() { return threadIdx.x == 128; }
 
   // To the place of the state, whose elements here nobody else reads.
-  __device__ __forceinline__ void put_gradient() const {
+  __device__ __forceinline__ void put_gradient(float to_gradient) const {
     const Place at = block_row_transposed(lane);
     const uint32_t node = shared_address(tile(Layout::kNode));
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       uint32_t pairs[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) pairs[i] = pack<Half::kBf16>(sums[8 * step + 2 * i], sums[8 * step + 2 * i + 1]);
+      for (int i = 0; i < 4; ++i) {
+        const int e = 8 * step + 2 * i;
+        if constexpr (kUnits)
+          pairs[i] = pack<kType>(to_gradient * sums[e], to_gradient * sums[e + 1]);
+        else
+          pairs[i] = pack<kType>(sums[e], sums[e + 1]);
+      }
       store_matrices<true>(node + NodeTile::offset(64 * group + 16 * step + at.row, 16 * warp + at.column), pairs);
     }
   }
@@ -229,18 +245,24 @@ struct StateGradients {
 #pragma unroll
       for (float& sum : sums) sum = 0;
       float up = in.up[segment.slot_of(in, segment.to - 1)];
+      BlockUnits units, next_units;
+      if constexpr (kUnits) units = in.units[segment.slot_of(in, segment.to - 1)];
 #pragma unroll 1
       for (int block = segment.to - 1; block >= segment.from; --block) {
         const float next = block > segment.from ? in.up[segment.slot_of(in, block - 1)] : 0.0f;
-        run_state(segment, block, up);
+        if constexpr (kUnits) {
+          if (block > segment.from) next_units = in.units[segment.slot_of(in, block - 1)];
+        }
+        run_state(segment, block, up, units);
         up = next;
+        units = next_units;
       }
     }
     if (issues()) wait_stores<0>();
   }
 };
 
-template <int kKeyDim, int kPieces>
+template <Half kType, int kKeyDim, int kPieces>
 __global__ void __launch_bounds__(StateLayout<kKeyDim>::kThreads, 1)
     read_states(const __grid_constant__ BackwardParameters in, int tasks) {
   using Layout = StateLayout<kKeyDim>;
@@ -261,30 +283,32 @@ __global__ void __launch_bounds__(StateLayout<kKeyDim>::kThreads, 1)
     if (threadIdx.x == 0) bring_states<kKeyDim, kPieces>(in, tasks, shared, barriers);
   } else {
     if constexpr (Layout::kGroups == 2) take_registers<kGroupRegisters[1]>();
-    StateGradients<kKeyDim, kPieces>(in, shared, barriers).run(tasks);
+    StateGradients<kType, kKeyDim, kPieces>(in, shared, barriers).run(tasks);
   }
 }
 
-template <int kKeyDim, int kPieces>
+template <Half kType, int kKeyDim, int kPieces>
 int32_t launch_states(const BackwardParameters& in, void* stream) {
   const int64_t tasks = in.batch.count * in.runs(kSegmentLog) * in.head_count * kPieces, most = multiprocessors();
   if (tasks >= int64_t{1} << 30) return LLA_INTERNAL;
   using Layout = StateLayout<kKeyDim>;
-  return launch(read_states<kKeyDim, kPieces>, tasks < most ? tasks : most, Layout::kThreads, Layout::kBytes, stream, in,
-                static_cast<int>(tasks));
+  return launch(read_states<kType, kKeyDim, kPieces>, tasks < most ? tasks : most, Layout::kThreads, Layout::kBytes, stream,
+                in, static_cast<int>(tasks));
 }
 
 }  // namespace
 
+template <Half kType>
 int32_t launch_state_gradients(const BackwardParameters& in, int key_dim, void* stream) {
-  if (in.halves_states(key_dim, multiprocessors())) return launch_states<64, 2>(in, stream);
-  return key_dim == 64 ? launch_states<64, 1>(in, stream) : launch_states<128, 1>(in, stream);
+  if (in.halves_states(key_dim, multiprocessors())) return launch_states<kType, 64, 2>(in, stream);
+  return key_dim == 64 ? launch_states<kType, 64, 1>(in, stream) : launch_states<kType, 128, 1>(in, stream);
 }
 
+template <Half kType>
 int32_t load_state_gradients() {
-  int32_t status = load_kernel(read_states<64, 1>);
-  if (status == LLA_OK) status = load_kernel(read_states<64, 2>);
-  return status == LLA_OK ? load_kernel(read_states<128, 1>) : status;
+  int32_t status = load_kernel(read_states<kType, 64, 1>);
+  if (status == LLA_OK) status = load_kernel(read_states<kType, 64, 2>);
+  return status == LLA_OK ? load_kernel(read_states<kType, 128, 1>) : status;
 }
 
 }  // namespace lla::cuda::hopper

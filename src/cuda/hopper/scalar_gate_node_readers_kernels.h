@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scalar gate backward on Hopper, log-linear: the gradient of each node from the rows that read it.
+#pragma once
+
 #include <algorithm>
 
 #include "cuda/common/reduce.h"
@@ -102,8 +104,17 @@ __device__ __forceinline__ float4* piece_of(const BackwardParameters& in, int64_
   return reinterpret_cast<float4*>(in.node_pieces + slot * (kKeyDim * kColumns)) + threadIdx.x % 128;
 }
 
-template <int kKeyDim, int kHeads>
+// fp16: what the sums of a node's readers are multiplied by where they become its gradient.
+template <Half kType>
+__device__ __forceinline__ float to_gradient(const BackwardParameters& in, int64_t slot) {
+  if constexpr (kType != Half::kF16) return 1;
+  const BlockUnits units = in.units[slot];
+  return unit_ratio(units.reader, units.grad);
+}
+
+template <Half kType, int kKeyDim, int kHeads>
 struct NodeReaders {
+  static constexpr bool kUnits = kType == Half::kF16;
   using Layout = ReaderLayout<kKeyDim, kHeads>;
   using RowTile = typename Layout::RowTile;
   using ValueTile = typename Layout::ValueTile;
@@ -151,11 +162,11 @@ struct NodeReaders {
     for (int step = 0; step < kSteps; step += 2) {
       uint32_t(&pair)[2][4] = values[step / 2 % 2];
       if (step >= 4) wait_products<1>(pair[0], pair[1]);
-      load_weighted<ValueTile>(shared_address(dy()), weights, step, warp, lane, pair);
+      load_weighted<kType, ValueTile>(shared_address(dy()), weights, 1, step, warp, lane, pair);
       fence_products(pair[0], pair[1]);
 #pragma unroll
       for (int i = 0; i < 2; ++i)
-        multiply<Half::kBf16, Major::kOuter>(
+        multiply<kType, Major::kOuter>(
             sums, pair[i], moved(queries, depth_offset(Major::kOuter, (step + i) * kDepthStep, RowTile::kPanelBytes)),
             adds || step + i > 0);
       commit_products();
@@ -167,13 +178,24 @@ struct NodeReaders {
   __device__ __forceinline__ void add_blocks(const ReaderTask& task, Weight weight) {
     const bool active = number < task.heads;
     const char* readers = readers_of(task);
+    float of_node = 1, of_weights = 1;  // fp16
+    if constexpr (kUnits) {
+      if (active) {
+        const BlockUnits units = in.units[in.slot(task.node_place, task.head + number)];
+        of_node = power_of_two(-units.node);  // `newer` is times the node's unit
+        of_weights = power_of_two(-units.reader);
+      }
+    }
     make_fresh(sums);
 #pragma unroll 1
     for (int block = task.from; block < task.to; ++block) {
       float* weights = reinterpret_cast<float*>(shared + Layout::kWeights) + (turn * kHeads + number) * kBlock;
       turn ^= 1;
       if (active) {
-        weights[thread] = weight.start * weight.newer * weight.lambda;
+        if constexpr (kUnits)
+          weights[thread] = weight.start * (weight.newer * of_node) * weight.lambda * of_weights;
+        else
+          weights[thread] = weight.start * weight.newer * weight.lambda;
         readers += in.head_count * in.factor_bytes;
         if (block + 1 < task.to) weight = fetch(readers, block + 1, task.level);
       }
@@ -198,8 +220,9 @@ struct NodeReaders {
       for (int i = 0; i < kKeyDim / 8; ++i)
         to[128 * i] = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
     } else {
-      store_node<kKeyDim>(in.grads_memory + in.slot(node_place, head) * (kKeyDim * kColumns), sums,
-                          shared + Layout::kStaging + (number * 4 + warp) * kStagingBytes);
+      const int64_t slot = in.slot(node_place, head);
+      store_gradient<kType, kKeyDim>(in.grads_memory + slot * (kKeyDim * kColumns), sums, to_gradient<kType>(in, slot),
+                                     shared + Layout::kStaging + (number * 4 + warp) * kStagingBytes);
     }
   }
 
@@ -266,7 +289,7 @@ __device__ void copy_readers(const BackwardParameters& in, const ReaderPlan& pla
 constexpr int kReaderRegisters[5] = {112, 112, 112, 112, 32};  // of warpgroups, where there are several heads
 static_assert(registers_suffice(kReaderRegisters), "more registers than a block has");
 
-template <int kKeyDim, int kHeads>
+template <Half kType, int kKeyDim, int kHeads>
 __global__ void __launch_bounds__(ReaderLayout<kKeyDim, kHeads>::kThreads, kHeads == 1 ? 2 : 1)
     read_nodes(const __grid_constant__ BackwardParameters in, const __grid_constant__ ReaderPlan plan) {
   using Layout = ReaderLayout<kKeyDim, kHeads>;
@@ -287,7 +310,7 @@ __global__ void __launch_bounds__(ReaderLayout<kKeyDim, kHeads>::kThreads, kHead
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (warp < 4 * kHeads) {
     if constexpr (kHeads > 1) take_registers<kReaderRegisters[0]>();
-    NodeReaders<kKeyDim, kHeads>(in, shared, barriers).run();
+    NodeReaders<kType, kKeyDim, kHeads>(in, shared, barriers).run();
   } else {
     if constexpr (kHeads > 1) keep_registers<kReaderRegisters[4]>();
     if (threadIdx.x == 128 * kHeads) copy_readers<kKeyDim, kHeads>(in, plan, shared, barriers);
@@ -295,7 +318,7 @@ __global__ void __launch_bounds__(ReaderLayout<kKeyDim, kHeads>::kThreads, kHead
 }
 
 // Nodes whose readers went in pieces: their sum, in order. One block of threads: one node and head.
-template <int kKeyDim>
+template <Half kType, int kKeyDim>
 __global__ void __launch_bounds__(128)
     join_pieces(const __grid_constant__ BackwardParameters in, int64_t most_nodes, int64_t tasks) {
   constexpr int kNodeLog = kPieceLog + 1;  // such nodes end with a multiple of so many blocks
@@ -327,12 +350,13 @@ __global__ void __launch_bounds__(128)
         sums[4 * j + 3] += x.w;
       }
     }
-    store_node<kKeyDim>(in.grads_memory + in.slot(places + node.block - first, head) * (kKeyDim * kColumns), sums,
-                        shared_memory() + threadIdx.x / 32 * kStagingBytes);
+    const int64_t slot = in.slot(places + node.block - first, head);
+    store_gradient<kType, kKeyDim>(in.grads_memory + slot * (kKeyDim * kColumns), sums, to_gradient<kType>(in, slot),
+                                   shared_memory() + threadIdx.x / 32 * kStagingBytes);
   }
 }
 
-template <int kKeyDim, int kHeads>
+template <Half kType, int kKeyDim, int kHeads>
 int32_t launch_readers(const BackwardParameters& in, void* stream) {
   ReaderPlan plan;
   plan.chunks_of_part = (in.bundle + kHeads - 1) / kHeads;
@@ -350,31 +374,33 @@ int32_t launch_readers(const BackwardParameters& in, void* stream) {
   plan.tasks = static_cast<int>(tasks);
   using Layout = ReaderLayout<kKeyDim, kHeads>;
   const int64_t most = (kHeads == 1 ? 2 : 1) * multiprocessors();
-  int32_t status =
-      launch(read_nodes<kKeyDim, kHeads>, tasks < most ? tasks : most, Layout::kThreads, Layout::kBytes, stream, in, plan);
+  int32_t status = launch(read_nodes<kType, kKeyDim, kHeads>, tasks < most ? tasks : most, Layout::kThreads, Layout::kBytes,
+                          stream, in, plan);
   if (status == LLA_OK && in.piece_levels > 0) {
     const int64_t nodes = (in.blocks >> (kPieceLog + 1)) + 2, joins = nodes * in.batch.count * in.head_count;
-    status = launch(join_pieces<kKeyDim>, joins, 128, 4 * kStagingBytes, stream, in, nodes, joins);
+    status = launch(join_pieces<kType, kKeyDim>, joins, 128, 4 * kStagingBytes, stream, in, nodes, joins);
   }
   return status;
 }
 
 }  // namespace
 
+template <Half kType>
 int32_t launch_node_readers(const BackwardParameters& in, int key_dim, void* stream) {
   if (in.blocks < 2) return LLA_OK;  // no nodes
-  if (in.linear) return launch_state_gradients(in, key_dim, stream);
-  if (in.bundle == 1) return key_dim == 64 ? launch_readers<64, 1>(in, stream) : launch_readers<128, 1>(in, stream);
-  return key_dim == 64 ? launch_readers<64, 4>(in, stream) : launch_readers<128, 4>(in, stream);
+  if (in.bundle == 1)
+    return key_dim == 64 ? launch_readers<kType, 64, 1>(in, stream) : launch_readers<kType, 128, 1>(in, stream);
+  return key_dim == 64 ? launch_readers<kType, 64, 4>(in, stream) : launch_readers<kType, 128, 4>(in, stream);
 }
 
+template <Half kType>
 int32_t load_node_readers() {
-  int32_t status = load_kernel(read_nodes<64, 1>);
-  if (status == LLA_OK) status = load_kernel(read_nodes<64, 4>);
-  if (status == LLA_OK) status = load_kernel(read_nodes<128, 1>);
-  if (status == LLA_OK) status = load_kernel(read_nodes<128, 4>);
-  if (status == LLA_OK) status = load_kernel(join_pieces<64>);
-  return status == LLA_OK ? load_kernel(join_pieces<128>) : status;
+  int32_t status = load_kernel(read_nodes<kType, 64, 1>);
+  if (status == LLA_OK) status = load_kernel(read_nodes<kType, 64, 4>);
+  if (status == LLA_OK) status = load_kernel(read_nodes<kType, 128, 1>);
+  if (status == LLA_OK) status = load_kernel(read_nodes<kType, 128, 4>);
+  if (status == LLA_OK) status = load_kernel(join_pieces<kType, 64>);
+  return status == LLA_OK ? load_kernel(join_pieces<kType, 128>) : status;
 }
 
 }  // namespace lla::cuda::hopper

@@ -1,25 +1,67 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps (scalar_gate_step.cu) where queries, keys, values and tails are bf16 and everything lies in whole pieces of 16
-// bytes: few instructions, since a step is as fast as they let the nodes be read. A warp works on rows of its own, of the
-// tail and of all nodes: it copies them through slots of its own of a ring and multiplies them by tensor cores, fp32 nodes
-// aside. Scores stay in the registers that the product with the values wants.
-#include "cuda/portable/scalar_gate_bf16_ring.h"
-#include "cuda/portable/scalar_gate_bf16_tables.h"
+// Steps (scalar_gate_step.cu) where queries, keys, values and tails are bf16, or all are fp16, and everything lies in whole
+// pieces of 16 bytes: few instructions, since a step is as fast as they let the nodes be read. A warp works on rows of its own,
+// of the tail and of all nodes, which are bf16 or fp32: it copies them through slots of its own of a ring and multiplies them by tensor cores, fp32
+// nodes aside. Scores stay in the registers that the product with the values wants. For the files that have one type's kernels.
+#pragma once
+
+#include "cuda/common/units.h"
+#include "cuda/portable/scalar_gate_half_ring.h"
+#include "cuda/portable/scalar_gate_half_tables.h"
 
 namespace lla::cuda::scalar_gate {
 
 namespace {
 
-using namespace bf16_step;
+using namespace half_step;
+
+template <int32_t kDtype>
+__device__ __forceinline__ float from_half(unsigned bits) {
+  return kDtype == LLA_BF16 ? from_bf16(bits) : from_f16(bits);
+}
+template <int32_t kDtype>
+__device__ __forceinline__ unsigned pair_of(float low, float high) {
+  return kDtype == LLA_BF16 ? bf16_pair(low, high) : f16_pair(low, high);
+}
+template <int32_t kDtype>
+__device__ __forceinline__ float2 numbers_of(unsigned pair) {
+  if constexpr (kDtype == LLA_BF16) return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+  return make_float2(from_f16(pair & 0xffffu), from_f16(pair >> 16));
+}
+
+// 64 rows of a chunk's content, from k0 on, in fp32: with the products of longer calls.
+template <int32_t kDtype>
+__device__ __forceinline__ void make_product(const Inputs& in, const Step& step, int k0, const float* factors,
+                                             Content& content) {
+  if constexpr (kDtype == LLA_BF16)
+    make_content<false>(in, step.sequence, step.span, step.head, step.group, k0, step.v0, factors, content);
+  else
+    make_exact_content(in, step.sequence, step.span, step.head, step.group, k0, step.v0, factors,
+                       reinterpret_cast<ExactContent&>(content));
+}
+// What a warp has of it, as add_content() gives it.
+__device__ __forceinline__ void get_product(const float* product, float (&x)[4][8]) {
+  const int lane = threadIdx.x % 32, row = 16 * (threadIdx.x / 32) + lane / 4;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 pair =
+          *reinterpret_cast<const float2*>(product + (row + 8 * half) * Content::kStride + 8 * n + 2 * (lane % 4));
+      x[n / 2][n % 2 * 4 + 2 * half] = pair.x, x[n / 2][n % 2 * 4 + 2 * half + 1] = pair.y;
+    }
+  }
+}
 
 // The nodes' part of the rows' sums, and what a border makes of the nodes.
-template <int kRows, bool kWide, bool kFolds, class CopyKeys>
+template <int32_t kDtype, int kRows, bool kWide, bool kFolds, class CopyKeys>
 __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, const StepShared<kRows>& shared,
                                            const unsigned short* query, Ring<kWide>& ring, Content& content,
                                            ColumnSums<kRows>& sums, float (&wide)[kRows][4], CopyKeys copy_keys) {
   constexpr int kCount = kFolds ? kFoldSlots : kSlots, kTileRows = Ring<kWide>::kTileRows,
                 kPieceRows = Ring<kWide>::kPieceRows;
   constexpr int kLaneColumns = Ring<kWide>::kLaneColumns;
+  constexpr bool kProduct = kFolds && (kWide || kDtype == LLA_F16);  // a chunk's content is made in fp32
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, dim = static_cast<int>(in.shape.key_dim);
   const int pair = kRows == 1 ? 0 : lane % 2 * 2;
   const int row = warp * kTileRows + lane / Ring<kWide>::kRowLanes;  // the lane's first one, in a tile of the block
@@ -32,9 +74,12 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
   for (int k0 = 0; k0 < dim; k0 += kWarps * kTileRows) {
     const bool mine = kWide || k0 + warp * kTileRows < dim;
     float merged[kFolds ? 4 : 1][kFolds ? kLaneColumns : 1] = {};
-    if constexpr (kFolds && kWide) {
-      if (k0 % 64 == 0)
-        make_content<false>(in, step.sequence, step.span, step.head, step.group, k0, step.v0, shared.content, content);
+    if constexpr (kProduct) {
+      if (k0 % 64 == 0) make_product<kDtype>(in, step, k0, shared.content, content);
+    }
+    if constexpr (kProduct && !kWide) {
+      if (mine) get_product(content.product, merged);
+    } else if constexpr (kProduct) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float* from = content.product + (k0 % 64 + row + kPieceRows * i) * Content::kStride + column;
@@ -50,17 +95,26 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
         copy_keys(k0 + 128, kKeys + k0 / 64 % 2 * kSlotBytes);
       }
     }
-    unsigned q[2] = {};
+    unsigned q[2] = {}, q_rest[2] = {};  // fp16: as two bf16 numbers each, which is exact
     float factor[kWide ? 4 : 1][kRows];
     if constexpr (kWide) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) factor[i][r] = from_bf16(query[r * dim + k0 + row + kPieceRows * i]);
+        for (int r = 0; r < kRows; ++r) factor[i][r] = from_half<kDtype>(query[r * dim + k0 + row + kPieceRows * i]);
       }
     } else if (mine) {
       const unsigned short* from = query + lane / 4 % kRows * dim + k0 + warp * kTileRows + 2 * (lane % 4);
       if (lane / 4 < kRows) q[0] = load_pair(from, 0, true), q[1] = load_pair(from, 8, true);
+      if constexpr (kDtype == LLA_F16) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          const float2 x = numbers_of<LLA_F16>(q[n]);
+          q[n] = bf16_pair(x.x, x.y);
+          const float2 taken = numbers_of<LLA_BF16>(q[n]);
+          q_rest[n] = bf16_pair(x.x - taken.x, x.y - taken.y);
+        }
+      }
     }
 #pragma unroll 1
     for (int node = 0; node < ring.count && mine; ++node) {
@@ -88,7 +142,8 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
           unsigned a[4];
           float c[4] = {};
           load_transposed(a, (place + slot) ^ (32 * m));
-          multiply_bf16(c, a, q[0], q[1]);
+          multiply_half<LLA_BF16>(c, a, q[0], q[1]);
+          if constexpr (kDtype == LLA_F16) multiply_half<LLA_BF16>(c, a, q_rest[0], q_rest[1]);
           sums.add(m, c, even, odd);
         }
       }
@@ -111,8 +166,9 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
               const unsigned pair = get_word(((ring.part + slot + pair_place()) ^ (16 * n)) + 1024 * half);
               float(&x)[8] = merged[n / 2];
               float &even = x[n % 2 * 4 + 2 * half], &odd = x[n % 2 * 4 + 2 * half + 1];
-              even = fmaf(decay, __uint_as_float(pair << 16), even);
-              odd = fmaf(decay, __uint_as_float(pair & 0xffff0000u), odd);
+              const float2 numbers = numbers_of<LLA_BF16>(pair);
+              even = fmaf(decay, numbers.x, even);
+              odd = fmaf(decay, numbers.y, odd);
             }
           }
         }
@@ -142,16 +198,16 @@ __device__ __forceinline__ void read_nodes(const Inputs& in, const Step& step, c
           }
         });
       }
-      if constexpr (kWide) __syncthreads();
+      if constexpr (kProduct) __syncthreads();
     }
   }
 }
 
 // One block: one step of one head, 64 columns of values. Blocks run along heads of a group, groups and columns, sequences:
 // what heads share is near.
-template <int kRows, bool kWide>
+template <int32_t kDtype, int kRows, bool kWide>
 __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 4)
-    step_bf16_rows(const __grid_constant__ Inputs in, const __grid_constant__ Distances at, const __grid_constant__ View y,
+    step_half_rows(const __grid_constant__ Inputs in, const __grid_constant__ Distances at, const __grid_constant__ View y,
                    int64_t first, bool rows_aligned) {
   char* const memory = shared_memory();
   auto& shared = *reinterpret_cast<StepShared<kRows>*>(memory + kRingBytes);
@@ -222,7 +278,7 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 4)
     copy_rows<kRows>(memory + warp * kPartBytes, rows, shared.row[kValue], in.v.row_stride,
                      rows.tail + (rows.begin < rows.lo ? at.values_begin + head * at.values + v0 * 2 : 0), value_dim,
                      step.columns, aligned);
-  if (!kWide && step.folds) {
+  if (kDtype == LLA_BF16 && !kWide && step.folds) {
     copy_keys(0, kKeys);
     if (dim > 64) copy_keys(64, kKeys + kSlotBytes);
   }
@@ -230,7 +286,7 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 4)
 #pragma unroll 1
   for (int slot = kSlotBytes; slot < ring.last; slot += kSlotBytes) ring.copy_next(slot);
   if (reads_rows) {
-    keys.multiply(0, dim, low, high);
+    keys.multiply<kDtype>(0, dim, low, high);
     keys.load(32 * KeyProduct::kAtOnce, dim, aligned);
   }
   float loaded[kLoaded];
@@ -250,7 +306,7 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 4)
   if (reads_rows) {
 #pragma unroll 1
     for (int c = 32 * KeyProduct::kAtOnce; c < dim; c += 32 * KeyProduct::kAtOnce) {
-      keys.multiply(c, dim, low, high);
+      keys.multiply<kDtype>(c, dim, low, high);
       if (c + 32 * KeyProduct::kAtOnce < dim) keys.load(c + 32 * KeyProduct::kAtOnce, dim, aligned);
     }
   }
@@ -293,13 +349,23 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 4)
       if (lane / 4 < count && s <= i && s >= rows.begin)
         weight[n] = product * shared.lambda[local_level(i, s)][r] * shared.factor[s][r];
     }
-    // In two bf16 numbers each: 16 bits of the weight.
+    // In two numbers each, with 16 bits of a weight or more; in fp16 they are in a unit of the row's own.
+    float even = 1, odd = 1;
+    if constexpr (kDtype == LLA_F16) {
+      float most = fmaxf(fmaxf(fabsf(weight[0]), fabsf(weight[1])), fmaxf(fabsf(weight[2]), fabsf(weight[3])));
+      most = fmaxf(most, __shfl_xor_sync(kAllLanes, most, 1));
+      const int unit = exponent_above(fmaxf(most, __shfl_xor_sync(kAllLanes, most, 2)));
+      even = power_of_two(__shfl_sync(kAllLanes, unit, 8 * (lane % 4)));
+      odd = power_of_two(__shfl_sync(kAllLanes, unit, 8 * (lane % 4) + 4));
+#pragma unroll
+      for (int n = 0; n < 4; ++n) weight[n] *= power_of_two(-unit);
+    }
     unsigned whole[2], rest[2];
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
-      whole[n] = bf16_pair(weight[2 * n], weight[2 * n + 1]);
-      rest[n] = bf16_pair(weight[2 * n] - __uint_as_float(whole[n] << 16),
-                          weight[2 * n + 1] - __uint_as_float(whole[n] & 0xffff0000u));
+      whole[n] = pair_of<kDtype>(weight[2 * n], weight[2 * n + 1]);
+      const float2 taken = numbers_of<kDtype>(whole[n]);
+      rest[n] = pair_of<kDtype>(weight[2 * n] - taken.x, weight[2 * n + 1] - taken.y);
     }
     const SharedPlace place = ring.part + matrix_place();
 #pragma unroll
@@ -307,12 +373,12 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 4)
       unsigned a[4];
       float c[4] = {};
       load_transposed(a, (place + slot) ^ (32 * m));
-      multiply_bf16(c, a, whole[0], whole[1]);
-      multiply_bf16(c, a, rest[0], rest[1]);
-      sums.add(m, c, 1, 1);
+      multiply_half<kDtype>(c, a, whole[0], whole[1]);
+      multiply_half<kDtype>(c, a, rest[0], rest[1]);
+      sums.add(m, c, even, odd);
     }
   }
-  if (!kWide && step.folds) {
+  if (kDtype == LLA_BF16 && !kWide && step.folds) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int offset = warp * kPartBytes + ((128 * (lane / 8) + 16 * (lane % 8 ^ lane / 8)) ^ (i % 2 * 64)) + 512 * i;
@@ -324,15 +390,15 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 4)
                 bf16_pair(factor * x[4], factor * x[5]), bf16_pair(factor * x[6], factor * x[7])};
     }
   }
-  if (warp == kWarps - 1 && !is_stored) store_bf16_rows(in, step, rows, at, shared.row, aligned);
+  if (warp == kWarps - 1 && !is_stored) store_half_rows(in, step, rows, at, shared.row, aligned);
   float wide[kRows][4] = {};
   auto& content = *reinterpret_cast<Content*>(memory + kFoldSlots * kSlotBytes);
   if (step.folds) {
-    read_nodes<kRows, kWide, true>(in, step, shared, query, ring, content, sums, wide, copy_keys);
+    read_nodes<kDtype, kRows, kWide, true>(in, step, shared, query, ring, content, sums, wide, copy_keys);
     finish_border(
         in, step, nodes, [&](int level) { return shared.past[history.rank(level)]; }, shared.total);
   } else {
-    read_nodes<kRows, kWide, false>(in, step, shared, query, ring, content, sums, wide, copy_keys);
+    read_nodes<kDtype, kRows, kWide, false>(in, step, shared, query, ring, content, sums, wide, copy_keys);
   }
   wait_copies<0>();
   __syncwarp();
@@ -369,7 +435,7 @@ bool are_aligned(const Inputs& in) {
   return aligned;
 }
 
-template <int kRows, bool kWide>
+template <int32_t kDtype, int kRows, bool kWide>
 int32_t launch_rows(const Inputs& in, const View& y, bool aligned, void* stream) {
   const MixerShape& shape = in.shape;
   const int64_t bytes = sizeof(StepShared<kRows>) + kRingBytes + shape.key_dim * kRows * 2;
@@ -378,7 +444,7 @@ int32_t launch_rows(const Inputs& in, const View& y, bool aligned, void* stream)
     const Grid grid{static_cast<unsigned>(shape.heads / shape.groups),
                     static_cast<unsigned>(shape.groups * tiles_of(shape.value_dim)),
                     static_cast<unsigned>(min(in.batch.count - first, kMostBlocksAcross))};
-    status = launch_grid(step_bf16_rows<kRows, kWide>, grid, kThreads, static_cast<size_t>(bytes), stream, in, Distances(in),
+    status = launch_grid(step_half_rows<kDtype, kRows, kWide>, grid, kThreads, static_cast<size_t>(bytes), stream, in, Distances(in),
                          y, first, aligned);
   }
   return status;
@@ -386,26 +452,21 @@ int32_t launch_rows(const Inputs& in, const View& y, bool aligned, void* stream)
 
 }  // namespace
 
-bool takes_bf16_steps(const Inputs& in) {
-  const MixerShape& shape = in.shape;
-  if (in.exact() || shape.key_dim % 32 != 0 || shape.value_dim % 8 != 0) return false;
-  if (in.state.nodes.base && in.state.node_layout.dtype != LLA_BF16 && in.state.node_layout.dtype != LLA_F32) return false;
-  if (in.state.tails.base && in.state.tail_layout.dtype != LLA_BF16) return false;
-  return shape.heads <= kMostBlocks && shape.groups * tiles_of(shape.value_dim) <= kMostBlocksAcross;
-}
-
 // A row has the same bits in either kernel; that for one row knows only aligned rows.
-int32_t launch_bf16_steps(const Inputs& in, const View& y, void* stream) {
+template <int32_t kDtype>
+int32_t launch_half_steps(const Inputs& in, const View& y, void* stream) {
   const bool wide = in.state.nodes.base && in.state.node_layout.dtype == LLA_F32, aligned = are_aligned(in);
   if (in.batch.most_rows <= 1 && aligned)
-    return wide ? launch_rows<1, true>(in, y, true, stream) : launch_rows<1, false>(in, y, true, stream);
-  return wide ? launch_rows<kStepRows, true>(in, y, aligned, stream) : launch_rows<kStepRows, false>(in, y, aligned, stream);
+    return wide ? launch_rows<kDtype, 1, true>(in, y, true, stream) : launch_rows<kDtype, 1, false>(in, y, true, stream);
+  return wide ? launch_rows<kDtype, kStepRows, true>(in, y, aligned, stream)
+              : launch_rows<kDtype, kStepRows, false>(in, y, aligned, stream);
 }
 
-int32_t load_bf16_steps() {
+template <int32_t kDtype>
+int32_t load_half_steps() {
   for (const int32_t status :
-       {load_kernel(step_bf16_rows<1, false>), load_kernel(step_bf16_rows<1, true>),
-        load_kernel(step_bf16_rows<kStepRows, false>), load_kernel(step_bf16_rows<kStepRows, true>)}) {
+       {load_kernel(step_half_rows<kDtype, 1, false>), load_kernel(step_half_rows<kDtype, 1, true>),
+        load_kernel(step_half_rows<kDtype, kStepRows, false>), load_kernel(step_half_rows<kDtype, kStepRows, true>)}) {
     if (status != LLA_OK) return status;
   }
   return LLA_OK;

@@ -5,6 +5,8 @@
 // the run. A warp has the same 16 rows of every node, so that joins need no other warp: it keeps its rows of the latest node
 // of each level in shared memory. A second launch, few elements a thread, joins what reaches beyond a run. Linear layers:
 // a run is a segment of one head, along which the state stays in registers; a second launch adds what crosses segments.
+#pragma once
+
 #include <algorithm>
 
 #include "cuda/hopper/capability.h"
@@ -89,7 +91,7 @@ __device__ __forceinline__ bool find_run(const BackwardParameters& in, int64_t t
 }
 
 // One warp: brings k, v and factors of all blocks of all runs.
-template <int kKeyDim, int kHeads, int kPieces>
+template <Half kType, int kKeyDim, int kHeads, int kPieces>
 __device__ void bring_blocks(const BackwardParameters& in, FoldShared<kKeyDim, kHeads>* shared) {
   using Shared = FoldShared<kKeyDim, kHeads>;
   using RowTile = typename Shared::RowTile;
@@ -107,6 +109,10 @@ __device__ void bring_blocks(const BackwardParameters& in, FoldShared<kKeyDim, k
         const float4 decay = reinterpret_cast<const float4*>(source.fold)[lane];
         const float4 write = reinterpret_cast<const float4*>(source.write)[lane];
         fold[h] = make_float4(decay.x * write.x, decay.y * write.y, decay.z * write.z, decay.w * write.w);
+        if constexpr (kType == Half::kF16) {
+          const float unit = power_of_two(-in.units[run.slot + block * in.head_count + h].fold);
+          fold[h] = make_float4(unit * fold[h].x, unit * fold[h].y, unit * fold[h].z, unit * fold[h].w);
+        }
       }
       auto& stage = shared->stages[turn.index];
       Barrier* full = &shared->full[turn.index];
@@ -129,8 +135,9 @@ __device__ void bring_blocks(const BackwardParameters& in, FoldShared<kKeyDim, k
   }
 }
 
-template <int kKeyDim, int kHeads, bool kLinear, int kPieces>
+template <Half kType, int kKeyDim, int kHeads, bool kLinear, int kPieces>
 struct BlockFold {
+  static constexpr bool kUnits = kType == Half::kF16;
   using Shared = FoldShared<kKeyDim, kHeads>;
   using NodeTile = typename Shared::NodeTile;
   static constexpr int kThreads = 32 * kFoldWarps<kKeyDim, kHeads>;
@@ -140,7 +147,8 @@ struct BlockFold {
   const int head, warp, lane;  // head: of those that go together; warp: of the head's
   Turn turn;
   Turn tiles;
-  Sums sums;  // linear: the state
+  Sums sums;     // linear: the state
+  int unit = 0;  // linear, fp16: of it
 
   // Whether the block's node, of level `level`, takes in the run's latest one of level j.
   __device__ __forceinline__ bool joins(const Run& run, int block, int level, int j) const {
@@ -155,7 +163,12 @@ struct BlockFold {
     float decay[kRunLog];
 #pragma unroll
     for (int j = 0; j < kRunLog && !kLinear; ++j) {
-      decay[j] = joins(run, block, level, j) ? in.up[slot - (in.head_count << j)] : 0.0f;
+      const float* up = kUnits ? in.joins : in.up;
+      decay[j] = joins(run, block, level, j) ? up[slot - (in.head_count << j)] : 0.0f;
+    }
+    BlockUnits units;
+    if constexpr (kUnits) {
+      if (head < run.heads) units = in.units[slot];
     }
     auto& stage = shared->stages[turn.index];
     wait(&shared->full[turn.index], turn.phase);
@@ -171,29 +184,39 @@ struct BlockFold {
       return;
     }
     uint32_t keys[kFoldSteps][4];
-    load_folded<typename Shared::RowTile>(keys, shared_address(stage.k), 16 * warp, shared->fold[turn.index][head], lane);
+    load_folded<kType, typename Shared::RowTile>(keys, shared_address(stage.k), 16 * warp, shared->fold[turn.index][head],
+                                                 lane);
     if constexpr (kLinear) {
+      if constexpr (kUnits) {
+        state_decay *= unit_ratio(unit, units.fold);
+        unit = units.fold;
+      }
 #pragma unroll
       for (float& sum : sums) sum *= state_decay;
     } else {
       make_fresh(sums);
     }
     fence_products(sums);
-    issue_fold<typename Shared::ValueTile>(sums, keys, shared_address(stage.v[head]), kLinear);
+    issue_fold<kType, typename Shared::ValueTile>(sums, keys, shared_address(stage.v[head]), kLinear);
     wait_products<0>(sums);
 #pragma unroll
     for (int i = 0; i < kFoldSteps; ++i) pin(keys[i]);
     release(&shared->free[turn.index]);
     turn.next(Shared::kStages);
+    const float to_node = kUnits ? unit_ratio(units.fold, units.node) : 1.0f;
+    if constexpr (kUnits && !kLinear) {
+#pragma unroll
+      for (float& sum : sums) sum *= to_node;
+    }
 #pragma unroll
     for (int j = 0; j < kRunLog && !kLinear; ++j) {
       if (joins(run, block, level, j))
-        add_node<NodeTile>(sums, shared_address(shared->nodes[head][j]), 16 * warp, decay[j], lane);
+        add_node<kType, NodeTile>(sums, shared_address(shared->nodes[head][j]), 16 * warp, decay[j], lane);
     }
-    if constexpr (kLinear) return store_state(slot * kPieces + run.piece);
+    if constexpr (kLinear) return store_state(slot * kPieces + run.piece, to_node);
     char* tile = shared->nodes[head][level < kRunLog ? level : kRunLog - 1];
     __syncwarp();
-    store_node<NodeTile>(sums, shared_address(tile), 16 * warp, lane);
+    store_node<kType, NodeTile>(sums, shared_address(tile), 16 * warp, lane, 1);
     __syncwarp();
     unsigned short* node = in.nodes_memory + slot * (kKeyDim * kColumns);
     uint4* to = reinterpret_cast<uint4*>(node) + 16 * warp * (kColumns / 8);
@@ -206,9 +229,9 @@ struct BlockFold {
 
   // By the copy engine, from one tile after the other. That the one before the last has been read is known to all when they
   // meet again, before they write there.
-  __device__ __forceinline__ void store_state(int64_t place) {
+  __device__ __forceinline__ void store_state(int64_t place, float to_node) {
     char* tile = shared->nodes[0][tiles.index];
-    store_node<NodeTile>(sums, shared_address(tile), 16 * warp, lane);
+    store_node<kType, NodeTile>(sums, shared_address(tile), 16 * warp, lane, to_node);
     fence_shared_writes();
     sync_some(1, kThreads);
     if (threadIdx.x == 0) {
@@ -241,7 +264,7 @@ struct BlockFold {
   }
 };
 
-template <int kKeyDim, int kHeads, bool kLinear, int kPieces>
+template <Half kType, int kKeyDim, int kHeads, bool kLinear, int kPieces>
 __global__ void __launch_bounds__(kFoldThreads<kKeyDim, kHeads>, 1)
     fold_blocks(const __grid_constant__ BackwardParameters in) {
   using Shared = FoldShared<kKeyDim, kHeads>;
@@ -260,10 +283,10 @@ __global__ void __launch_bounds__(kFoldThreads<kKeyDim, kHeads>, 1)
   constexpr bool kMoves = kFoldThreads<kKeyDim, kHeads> == 128 * 5;
   if (warp >= kHeads * kWarps) {
     if constexpr (kMoves) keep_registers<kGroupRegisters[4]>();
-    if (warp == kHeads * kWarps) bring_blocks<kKeyDim, kHeads, kPieces>(in, shared);
+    if (warp == kHeads * kWarps) bring_blocks<kType, kKeyDim, kHeads, kPieces>(in, shared);
   } else {
     if constexpr (kMoves) take_registers<kGroupRegisters[0]>();
-    BlockFold<kKeyDim, kHeads, kLinear, kPieces>{in, shared, warp / kWarps, warp % kWarps, lane, {}, {}, {}}.run();
+    BlockFold<kType, kKeyDim, kHeads, kLinear, kPieces>{in, shared, warp / kWarps, warp % kWarps, lane, {}, {}, {}}.run();
   }
 }
 
@@ -273,6 +296,7 @@ __global__ void __launch_bounds__(kFoldThreads<kKeyDim, kHeads>, 1)
 constexpr int kMostJoinWarps = 16, kFewJoinWarps = 4, kFewBlocks = 256;
 
 // Nodes of levels above a run's own, level by level: those of one level do not need each other.
+template <Half kType>
 __global__ void __launch_bounds__(32 * kMostJoinWarps)
     join_runs(const __grid_constant__ BackwardParameters in, int64_t node_size, int64_t tasks) {
   const int warp = static_cast<int>(threadIdx.x) / 32, warps = static_cast<int>(blockDim.x) / 32;
@@ -286,14 +310,14 @@ __global__ void __launch_bounds__(32 * kMostJoinWarps)
 #pragma unroll 1
       for (int64_t block = begin + int64_t{warp} * period; block < end; block += int64_t{warps} * period) {
         const int64_t slot = walk.slot(in, static_cast<int>(block));
-        Elements sum = {};
+        Elements<kType> sum = {};
         sum.add(1, *walk.at(in.nodes_memory, slot));
 #pragma unroll 4
         for (int j = kRunLog; j < level; ++j) {
           const int child = static_cast<int>(block) - (1 << j);
           if (child < first) break;
           const int64_t from = walk.slot(in, child);
-          sum.add(in.up[from], *walk.at(in.nodes_memory, from));
+          sum.add(kType == Half::kF16 ? in.joins[from] : in.up[from], *walk.at(in.nodes_memory, from));
         }
         *walk.at(in.nodes_memory, slot) = sum.packed();
       }
@@ -303,8 +327,10 @@ __global__ void __launch_bounds__(32 * kMostJoinWarps)
 }
 
 // Linear: adds what the segments before leave to the states of a segment.
+template <Half kType>
 __global__ void __launch_bounds__(32 * kWalkWarps)
     carry_states(const __grid_constant__ BackwardParameters in, int64_t node_size, int64_t tasks) {
+  constexpr bool kUnits = kType == Half::kF16;
   __shared__ float decays[kSegment];
   const int warp = static_cast<int>(threadIdx.x) / 32;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
@@ -313,8 +339,10 @@ __global__ void __launch_bounds__(32 * kWalkWarps)
     const int first = walk.first.first, end = walk.first.end - 1;
     int begin = ((first >> kSegmentLog) + 1) << kSegmentLog;
     if (begin >= end) continue;
-    Elements carry = {};
-    carry.add(1, *walk.at(in.nodes_memory, walk.slot(in, begin - 1)));
+    // fp16: units of the states are left aside here.
+    const auto unit_of = [&](int block) { return kUnits ? power_of_two(in.units[walk.slot(in, block)].node) : 1.0f; };
+    Elements<kType> carry = {};
+    carry.add(unit_of(begin - 1), *walk.at(in.nodes_memory, walk.slot(in, begin - 1)));
     for (; begin < end; begin += kSegment) {
       const int count = min(kSegment, end - begin);
       if (warp == 0) walk.put_decays(in, begin - 1, count, false, decays);
@@ -330,54 +358,64 @@ __global__ void __launch_bounds__(32 * kWalkWarps)
       for (int n = 0; n < kWalkSteps; ++n) {
         const int i = n * kWalkWarps + warp;
         if (i >= count) continue;
-        Elements sum = carry;
-        sum.step(decays[i], own[n]);
-        *walk.at(in.nodes_memory, walk.slot(in, begin + i)) = sum.packed();
+        Elements<kType> sum = carry;
+        if constexpr (kUnits) {
+          const int unit = in.units[walk.slot(in, begin + i)].node;
+          sum.step(decays[i], own[n], power_of_two(unit));
+          *walk.at(in.nodes_memory, walk.slot(in, begin + i)) = sum.packed(power_of_two(-unit));
+        } else {
+          sum.step(decays[i], own[n]);
+          *walk.at(in.nodes_memory, walk.slot(in, begin + i)) = sum.packed();
+        }
       }
-      carry.step(decays[count - 1], last);
+      carry.step(decays[count - 1], last, unit_of(begin + count - 1));
       __syncthreads();
     }
   }
 }
 
-template <int kKeyDim, int kHeads, bool kLinear, int kPieces = 1>
+template <Half kType, int kKeyDim, int kHeads, bool kLinear, int kPieces = 1>
 int32_t launch_folds(const BackwardParameters& in, void* stream) {
-  return launch(fold_blocks<kKeyDim, kHeads, kLinear, kPieces>,
+  return launch(fold_blocks<kType, kKeyDim, kHeads, kLinear, kPieces>,
                 std::min<int64_t>(fold_tasks<kHeads, kPieces>(in), multiprocessors()), kFoldThreads<kKeyDim, kHeads>,
                 sizeof(FoldShared<kKeyDim, kHeads>), stream, in);
 }
-template <int kKeyDim>
+template <Half kType, int kKeyDim>
 int32_t launch_folds(const BackwardParameters& in, void* stream) {
   // Linear: segments are long, and there are few of them.
-  if (in.halves_states(kKeyDim, multiprocessors()) && in.linear) return launch_folds<64, 1, true, 2>(in, stream);
-  if (in.linear) return launch_folds<kKeyDim, 1, true>(in, stream);
-  return in.bundle == 1 ? launch_folds<kKeyDim, 1, false>(in, stream) : launch_folds<kKeyDim, 2, false>(in, stream);
+  if (in.halves_states(kKeyDim, multiprocessors()) && in.linear) return launch_folds<kType, 64, 1, true, 2>(in, stream);
+  if (in.linear) return launch_folds<kType, kKeyDim, 1, true>(in, stream);
+  return in.bundle == 1 ? launch_folds<kType, kKeyDim, 1, false>(in, stream)
+                        : launch_folds<kType, kKeyDim, 2, false>(in, stream);
 }
 
 }  // namespace
 
+template <Half kType>
 int32_t launch_block_nodes(const BackwardParameters& in, int key_dim, void* stream) {
-  const int32_t status = key_dim == 64 ? launch_folds<64>(in, stream) : launch_folds<128>(in, stream);
+  const int32_t status = key_dim == 64 ? launch_folds<kType, 64>(in, stream) : launch_folds<kType, 128>(in, stream);
   if (status != LLA_OK) return status;
   const int64_t size = int64_t{key_dim} * kColumns, tasks = in.batch.count * in.head_count * (size / kWarpElements);
   if (in.linear) {
     const bool crosses = in.batch.most_length > int64_t{kSegment} << kBlockLog;
-    return crosses ? launch(carry_states, tasks, 32 * kWalkWarps, 0, stream, in, size, tasks) : LLA_OK;
+    return crosses ? launch(carry_states<kType>, tasks, 32 * kWalkWarps, 0, stream, in, size, tasks) : LLA_OK;
   }
   // A block whose number ends with more ones than a run's must be followed by another one.
   if (in.batch.most_length <= (2 * kRun) << kBlockLog) return LLA_OK;
   const int warps = in.blocks > kFewBlocks ? kMostJoinWarps : kFewJoinWarps;
-  return launch(join_runs, tasks, 32 * warps, 0, stream, in, size, tasks);
+  return launch(join_runs<kType>, tasks, 32 * warps, 0, stream, in, size, tasks);
 }
 
+template <Half kType>
 int32_t load_block_nodes() {
   int32_t status = LLA_OK;
   for (auto* kernel :
-       {fold_blocks<64, 1, true, 1>, fold_blocks<64, 1, true, 2>, fold_blocks<64, 1, false, 1>, fold_blocks<64, 2, false, 1>,
-        fold_blocks<128, 1, true, 1>, fold_blocks<128, 1, false, 1>, fold_blocks<128, 2, false, 1>}) {
+       {fold_blocks<kType, 64, 1, true, 1>, fold_blocks<kType, 64, 1, true, 2>, fold_blocks<kType, 64, 1, false, 1>,
+        fold_blocks<kType, 64, 2, false, 1>, fold_blocks<kType, 128, 1, true, 1>, fold_blocks<kType, 128, 1, false, 1>,
+        fold_blocks<kType, 128, 2, false, 1>}) {
     if (status == LLA_OK) status = load_kernel(kernel);
   }
-  for (auto* kernel : {join_runs, carry_states}) {
+  for (auto* kernel : {join_runs<kType>, carry_states<kType>}) {
     if (status == LLA_OK) status = load_kernel(kernel);
   }
   return status;

@@ -4,10 +4,13 @@
 // One block of threads works on one block of rows and one part of a group's heads, one head after the other. The first
 // warpgroup brings things; each of the two others has half of the rows, whose queries and their gradient stay in registers.
 // Nodes come first: then the keys, which all heads share, may still be on their way.
+#pragma once
+
 #include <type_traits>
 
 #include "cuda/hopper/capability.h"
 #include "cuda/hopper/fragment.h"
+#include "cuda/hopper/scalar_gate_head_units.h"
 #include "cuda/hopper/scalar_gate_row_copies.h"
 #include "cuda/hopper/scalar_gate_row_levels.h"
 #include "cuda/hopper/scalar_gate_row_mask.h"
@@ -18,8 +21,9 @@ namespace lla::cuda::hopper {
 namespace {
 
 // A warpgroup's half of the rows.
-template <int kKeyDim, bool kLinear>
+template <Half kType, int kKeyDim, bool kLinear>
 struct RowGradients {
+  static constexpr bool kUnits = kType == Half::kF16;
   using RowTile = SwizzledTile<kBlock, kKeyDim>;     // q, k: [row][dk]
   using ValueTile = SwizzledTile<kBlock, kColumns>;  // v, dy: [row][dv]
   using NodeTile = SwizzledTile<kKeyDim, kColumns>;  // [dk][dv]
@@ -27,7 +31,7 @@ struct RowGradients {
   static constexpr int kParts = kKeyDim / 64;  // of 64 rows of a node
   template <int kValue>
   using Number = std::integral_constant<int, kValue>;
-  using Mask = RowMask<kLinear>;
+  using Mask = RowMask<kType, kLinear>;
   using Reads = typename Mask::Reads;
 
   const BackwardParameters& in;
@@ -40,6 +44,7 @@ struct RowGradients {
   uint32_t query[kSteps][4];
   uint32_t dy[kValueSteps][4];
   float gradient[kKeyDim / 2];
+  int unit = 0;  // fp16: of the gradient
 
   __device__ __forceinline__ RowGradients(const BackwardParameters& parameters, const RowLayout& places, char* memory,
                                           RowBarriers* all)
@@ -60,7 +65,9 @@ struct RowGradients {
     const float sum = own_of(rows) + __shfl_xor_sync(kAllLanes, lane % 2 == 0 ? rows[1] : rows[0], 1);
     return sum + __shfl_xor_sync(kAllLanes, sum, 2);
   }
-  __device__ __forceinline__ Mask masks() const { return {half, warp, lane, static_cast<float>(in.shape.scale)}; }
+  __device__ __forceinline__ Mask masks() const {
+    return {half, warp, lane, static_cast<float>(in.shape.scale), kUnits ? power_of_two(-unit) : 1.0f};
+  }
   __device__ __forceinline__ const BlockFactors& factors() const {
     return *reinterpret_cast<const BlockFactors*>(shared + layout.factors(stage.index));
   }
@@ -98,7 +105,7 @@ struct RowGradients {
   __device__ __forceinline__ void issue_values(Sums& sum, uint64_t from) {
 #pragma unroll
     for (int step = 0; step < kValueSteps; ++step)
-      multiply<Half::kBf16, Major::kDepth>(
+      multiply<kType, Major::kDepth>(
           sum, dy[step], moved(from, depth_offset(Major::kDepth, step * kDepthStep, ValueTile::kPanelBytes)), step > 0);
     commit_products();
   }
@@ -117,7 +124,7 @@ struct RowGradients {
                              outer_offset(Major::kDepth, static_cast<uint32_t>(kHalf * piece), RowTile::kPanelBytes));
 #pragma unroll
     for (int step = 0; step < kSteps; ++step)
-      multiply<Half::kBf16, Major::kDepth>(
+      multiply<kType, Major::kDepth>(
           sum, query[step], moved(k, depth_offset(Major::kDepth, step * kDepthStep, RowTile::kPanelBytes)), step > 0);
     commit_products();
   }
@@ -128,8 +135,8 @@ struct RowGradients {
                              depth_offset(Major::kOuter, static_cast<uint32_t>(kHalf * piece), RowTile::kPanelBytes));
 #pragma unroll
     for (int step = 0; step < 4; ++step)
-      multiply<Half::kBf16, Major::kOuter>(
-          gradient, weights[step], moved(k, depth_offset(Major::kOuter, step * kDepthStep, RowTile::kPanelBytes)), true);
+      multiply<kType, Major::kOuter>(gradient, weights[step],
+                                     moved(k, depth_offset(Major::kOuter, step * kDepthStep, RowTile::kPanelBytes)), true);
     commit_products();
   }
 
@@ -143,7 +150,7 @@ struct RowGradients {
       const int h = i / 2 % 2, e = 32 * kPart + i;
       const uint32_t pair = query[e / 8][e % 8 / 2];
       gradient[e] = fmaf(weight[h], z[i], gradient[e]);
-      dot[h] = fmaf(i % 2 == 0 ? low_of(pair) : high_of(pair), z[i], dot[h]);
+      dot[h] = fmaf(i % 2 == 0 ? low_of<kType>(pair) : high_of<kType>(pair), z[i], dot[h]);
     }
   }
 
@@ -153,7 +160,7 @@ struct RowGradients {
     const BlockFactors& f = factors();
     if (lane % 4 >= 2) return;
     float base = f.start[first_row() + own_row()];
-    if constexpr (!kLinear) base *= f.newer[entry];
+    if constexpr (!kLinear || kUnits) base *= f.newer[entry];
     staging()[own_row() * layout.staged + kInner + entry] = base * own;
   }
 
@@ -201,6 +208,7 @@ struct RowGradients {
             weight[h] = f.start[r + 8 * h];
             if constexpr (!kLinear)
               weight[h] *= f.newer[entry + kNumber / kParts] * lambda[(entry + kNumber / kParts) * kBlock + 8 * h];
+            if constexpr (kUnits) weight[h] *= power_of_two(-unit);
           }
         }
         wait_products<kLast || kNumber + 1 < kCount ? 1 : 0>(sum);
@@ -240,9 +248,9 @@ struct RowGradients {
     fence_products(sum);
 #pragma unroll
     for (int depth = 0; depth < kDepth; depth += kDepthStep)
-      multiply<Half::kBf16, Major::kDepth, Major::kDepth>(
-          sum, moved(a, depth_offset(Major::kDepth, depth, Tile::kPanelBytes)),
-          moved(b, depth_offset(Major::kDepth, depth, Tile::kPanelBytes)), depth > 0);
+      multiply<kType, Major::kDepth, Major::kDepth>(sum, moved(a, depth_offset(Major::kDepth, depth, Tile::kPanelBytes)),
+                                                    moved(b, depth_offset(Major::kDepth, depth, Tile::kPanelBytes)),
+                                                    depth > 0);
     commit_products();
   }
   // Once for all heads of a part.
@@ -266,7 +274,11 @@ struct RowGradients {
   __device__ __forceinline__ void read_state(Sums& x, Sums& y) {
     const BlockFactors& f = factors();
     const int r = first_row() + lane / 4;
-    const float weight[2] = {f.start[r], f.start[r + 8]};
+    float weight[2] = {f.start[r], f.start[r + 8]};
+    if constexpr (kUnits) {
+#pragma unroll
+      for (float& x : weight) x = x * f.newer[0] * power_of_two(-unit);
+    }
     float dot[2] = {0, 0};
     wait(&barriers->node_full[arrived.index], arrived.phase);
     fence_products(x, y);
@@ -310,7 +322,7 @@ struct RowGradients {
     fence_products(gradient);
 #pragma unroll
     for (int depth = 0; depth < kHalf; depth += kDepthStep)
-      multiply<Half::kBf16, Major::kDepth, Major::kOuter>(
+      multiply<kType, Major::kDepth, Major::kOuter>(
           gradient, moved(a, depth_offset(Major::kDepth, depth, AcrossTile::kPanelBytes)),
           moved(k, depth_offset(Major::kOuter, depth, RowTile::kPanelBytes)), true);
     commit_products();
@@ -385,7 +397,8 @@ struct RowGradients {
       for (int n = 0; n < kKeyDim / 8; ++n) {
         if (8 * n >= static_cast<int>(in.shape.key_dim)) continue;
         const uint32_t old = in.dq.accumulate ? to[4 * n] : 0;
-        to[4 * n] = pack<Half::kBf16>(low_of(old) + gradient[4 * n + 2 * h], high_of(old) + gradient[4 * n + 2 * h + 1]);
+        to[4 * n] =
+            pack<kType>(low_of<kType>(old) + gradient[4 * n + 2 * h], high_of<kType>(old) + gradient[4 * n + 2 * h + 1]);
       }
     }
   }
@@ -460,6 +473,7 @@ struct RowGradients {
       for (int e = 0; e < kKeyDim / 2; ++e) gradient[e] = 0;
 #pragma unroll 1
       for (int i = task.first; i < task.end; ++i) {
+        if (kUnits && (i - task.first) % in.bundle == 0) unit = unit_of_heads(in, task.block.place, i, task.end, lane);
         if constexpr (kLinear)
           run_linear_head(task, i == task.first);
         else
@@ -468,6 +482,7 @@ struct RowGradients {
         const int done = i + 1 - task.first;
         if (in.chained_rows && in.dq.present() && (done % in.bundle == 0 || i + 1 == task.end)) {
           constexpr int kThreads = 32 * kRowWarps;
+          leave_unit<kType>(gradient, unit);
           float* sums = in.dq_chain + static_cast<int64_t>(blockIdx.x) * (kBlock * kKeyDim);
           chain_sums<kThreads>(reinterpret_cast<float4*>(sums) + threadIdx.x - (kRowThreads - kThreads), gradient,
                                done > in.bundle, i + 1 < task.end);
@@ -475,12 +490,13 @@ struct RowGradients {
       }
       release(&barriers->k_free);
       once.next(1);
+      if (!in.chained_rows) leave_unit<kType>(gradient, unit);
       store_gradient(task);
     });
   }
 };
 
-template <int kKeyDim, bool kLinear>
+template <Half kType, int kKeyDim, bool kLinear>
 __global__ void __launch_bounds__(kRowThreads, 1)
     row_gradients(const __grid_constant__ BackwardParameters in, const __grid_constant__ RowLayout layout, int tasks) {
   char* shared = shared_memory();
@@ -518,11 +534,11 @@ __global__ void __launch_bounds__(kRowThreads, 1)
     }
   } else {
     take_registers<kGroupRegisters[1]>();
-    RowGradients<kKeyDim, kLinear>(in, layout, shared, barriers).run(tasks);
+    RowGradients<kType, kKeyDim, kLinear>(in, layout, shared, barriers).run(tasks);
   }
 }
 
-template <int kKeyDim>
+template <Half kType, int kKeyDim>
 int32_t launch_rows(const BackwardParameters& in, void* stream) {
   RowLayout layout;
   int nodes = kMostNodes;
@@ -530,22 +546,23 @@ int32_t launch_rows(const BackwardParameters& in, void* stream) {
   if (nodes == 0) return LLA_INTERNAL;
   const int64_t tasks = in.batch.count * in.blocks * in.tasks_of_block(in.chained_rows), most = multiprocessors();
   if (tasks >= int64_t{1} << 30) return LLA_INTERNAL;
-  return launch(in.linear ? row_gradients<kKeyDim, true> : row_gradients<kKeyDim, false>, tasks < most ? tasks : most,
-                kRowThreads, layout.bytes, stream, in, layout, static_cast<int>(tasks));
+  return launch(in.linear ? row_gradients<kType, kKeyDim, true> : row_gradients<kType, kKeyDim, false>,
+                tasks < most ? tasks : most, kRowThreads, layout.bytes, stream, in, layout, static_cast<int>(tasks));
 }
 
 }  // namespace
 
+template <Half kType>
 int32_t launch_row_gradients(const BackwardParameters& in, int key_dim, void* stream) {
-  return key_dim == 64 ? launch_rows<64>(in, stream) : launch_rows<128>(in, stream);
+  return key_dim == 64 ? launch_rows<kType, 64>(in, stream) : launch_rows<kType, 128>(in, stream);
 }
 
+template <Half kType>
 int32_t load_row_gradients() {
-  int32_t status = load_kernel(row_gradients<64, false>);
-  if (status == LLA_OK) status = load_kernel(row_gradients<64, true>);
-  if (status == LLA_OK) status = load_kernel(row_gradients<128, false>);
-  if (status == LLA_OK) status = load_kernel(row_gradients<128, true>);
-  return status;
+  int32_t status = load_kernel(row_gradients<kType, 64, false>);
+  if (status == LLA_OK) status = load_kernel(row_gradients<kType, 64, true>);
+  if (status == LLA_OK) status = load_kernel(row_gradients<kType, 128, false>);
+  return status == LLA_OK ? load_kernel(row_gradients<kType, 128, true>) : status;
 }
 
 }  // namespace lla::cuda::hopper

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step of bf16 rows reads: the ring in which each warp has rows of its own, and products with what lies there.
+// What a step of bf16 or fp16 rows reads: the ring in which each warp has rows of its own, and products with what lies there.
 #pragma once
 
 #include <cstddef>
@@ -9,12 +9,13 @@
 #include "cuda/portable/scalar_gate_fold.h"
 #include "cuda/portable/scalar_gate_step.h"
 
-namespace lla::cuda::scalar_gate::bf16_step {
+namespace lla::cuda::scalar_gate::half_step {
 
-// The ring: in each slot every warp has a part of its own, 16 rows of 64 bf16 columns or 8 of fp32 ones.
+// The ring: in each slot every warp has a part of its own, 16 rows of 64 columns of two bytes or 8 of fp32 ones.
 constexpr int kPartBytes = 2048, kSlotBytes = kWarps * kPartBytes;
 constexpr int kSlots = 6, kFoldSlots = 3;  // a step that completes a chunk makes its content in the place of the last ones
 using Content = ContentShared<false>;
+static_assert(sizeof(ExactContent) <= sizeof(Content), "it stands in the same place");
 constexpr int kFoldBytes = kFoldSlots * kSlotBytes + static_cast<int>(sizeof(Content));
 constexpr int kRingBytes = kSlots * kSlotBytes > kFoldBytes ? kSlots* kSlotBytes : kFoldBytes;
 // There: the chunk's values times their factors, and 64 columns of its keys, twice; all as a slot has the values.
@@ -118,14 +119,15 @@ struct KeyProduct {
       k[1][i] = load_piece(key[1], c, aligned);
     }
   }
+  template <int32_t kDtype>
   __device__ __forceinline__ void multiply(int column, int dim, float (&low)[4], float (&high)[4]) const {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       if (column + 32 * i >= dim) break;
-      multiply_bf16(low, {q[i].x, 0, q[i].y, 0}, k[0][i].x, k[0][i].y);
-      multiply_bf16(high, {q[i].x, 0, q[i].y, 0}, k[1][i].x, k[1][i].y);
-      multiply_bf16(low, {q[i].z, 0, q[i].w, 0}, k[0][i].z, k[0][i].w);
-      multiply_bf16(high, {q[i].z, 0, q[i].w, 0}, k[1][i].z, k[1][i].w);
+      multiply_half<kDtype>(low, {q[i].x, 0, q[i].y, 0}, k[0][i].x, k[0][i].y);
+      multiply_half<kDtype>(high, {q[i].x, 0, q[i].y, 0}, k[1][i].x, k[1][i].y);
+      multiply_half<kDtype>(low, {q[i].z, 0, q[i].w, 0}, k[0][i].z, k[0][i].w);
+      multiply_half<kDtype>(high, {q[i].z, 0, q[i].w, 0}, k[1][i].z, k[1][i].w);
     }
   }
 };
@@ -287,7 +289,7 @@ __device__ __forceinline__ int pair_place() {
   return 128 * (lane / 4) + 16 * (lane / 4) + 4 * (lane % 4);
 }
 
-// Adds a chunk's content to 16 rows of a node, those of the warp among the 64 columns of keys: the products and sums of
+// bf16: adds a chunk's content to 16 rows of a node, those of the warp among the 64 columns of keys: the products and sums of
 // longer calls. A lane has pairs (l / 4 + 8 h, 8 n + 2 (l % 4)) in x[n / 2][4 (n % 2) + 2 h]. `values`, `keys`: the warp's
 // own parts.
 __device__ __forceinline__ void add_content(float (&x)[4][8], SharedPlace values, SharedPlace keys) {
@@ -301,10 +303,10 @@ __device__ __forceinline__ void add_content(float (&x)[4][8], SharedPlace values
     for (int m = 0; m < 4; ++m) {
       unsigned b[4];
       load_transposed(b, (values + part + matrix_place()) ^ (32 * m));
-      multiply_bf16(reinterpret_cast<float(&)[4]>(x[m][0]), a, b[0], b[2]);
-      multiply_bf16(reinterpret_cast<float(&)[4]>(x[m][4]), a, b[1], b[3]);
+      multiply_half<LLA_BF16>(reinterpret_cast<float(&)[4]>(x[m][0]), a, b[0], b[2]);
+      multiply_half<LLA_BF16>(reinterpret_cast<float(&)[4]>(x[m][4]), a, b[1], b[3]);
     }
   }
 }
 
-}  // namespace lla::cuda::scalar_gate::bf16_step
+}  // namespace lla::cuda::scalar_gate::half_step
