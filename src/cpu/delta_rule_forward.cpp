@@ -66,7 +66,7 @@ void read_few_rows(DeltaHead* head, const ForwardScratch& scratch, int64_t index
   piece.n = piece.m = m;
   piece.a = scratch.folded;
   piece.lambda = chunk.lambda;
-  pass_nodes(simd, shape, piece, index, false, head->node_scratch, &head->nodes, scratch.y);
+  pass_nodes(simd, shape, piece, index, false, head->node_scratch, DeltaKept(), &head->nodes, scratch.y);
   piece.a = saved_a;
   write_rows(*head, out, chunk.row, m, scratch.y);
 }
@@ -140,7 +140,7 @@ void run_delta_forward(const Simd& simd, const MixerForward& problem, const Limi
       const bool fold = index < last || (chunk_complete && s.nodes_to_store_count > 0);
       prepare_piece(simd, shape, fold, &head.piece);
       if (head.piece.m > 0) read_inside_piece(simd, shape, &head.piece, own.y);
-      pass_nodes(simd, shape, head.piece, index, fold, head.node_scratch, &head.nodes, own.y);
+      pass_nodes(simd, shape, head.piece, index, fold, head.node_scratch, DeltaKept(), &head.nodes, own.y);
       const int64_t first_row = std::max(head.row_in_chunk(index), head.chunk.lo) - head.chunk.lo;
       write_rows(head, problem.y, head.chunk.row + first_row, head.piece.m, own.y);
       if (fold && (index + 1) % shape.per_chunk == 0) {

@@ -64,7 +64,7 @@ void carve_node_scratch(const DeltaShape& shape, DeltaArena* arena, DeltaNodeScr
 }
 
 void pass_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& piece, int64_t index, bool fold,
-                const DeltaNodeScratch& scratch, DeltaNodes* nodes, float* y) {
+                const DeltaNodeScratch& scratch, const DeltaKept& keep, DeltaNodes* nodes, float* y) {
   const int64_t n = piece.n, m = piece.m, dk = shape.key_dim, dv = shape.value_dim;
   const DeltaMerge merge(shape, index);
   int sources = 0;
@@ -89,6 +89,7 @@ void pass_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& pie
     const bool is_source = merge.takes(e);
     if (is_source) add_writes(simd, shape, piece, z);
     const int to = is_source ? merge.target : e;
+    if (float* kept = keep.z(shape, to)) std::copy(z, z + n * dv, kept);
     advance(simd, shape, piece, content, z, nodes->buffer[to]);
     if (is_source) {
       merged = true;
@@ -107,6 +108,7 @@ void pass_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& pie
       std::fill(scratch.z, scratch.z + n * dv, 0.0f);
     }
     add_writes(simd, shape, piece, scratch.z);
+    if (float* kept = keep.z(shape, merge.target)) std::copy(scratch.z, scratch.z + n * dv, kept);
     advance(simd, shape, piece, sum, scratch.z, out);
   }
   for_live_entries(shape, index, [&](int e) {
@@ -126,10 +128,10 @@ void carve_node_gradient_scratch(const DeltaShape& shape, DeltaArena* arena, Del
 }
 
 void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaPiece& piece, int64_t index, bool fold,
-                         const DeltaNodes& nodes, const DeltaNodeGradientScratch& scratch, DeltaNodes* gradients,
-                         DeltaPieceGradient* out) {
+                         const DeltaNodes& nodes, const DeltaKept& kept, const DeltaNodeGradientScratch& scratch,
+                         DeltaNodes* gradients, DeltaPieceGradient* out) {
   const int64_t n = piece.n, m = piece.m, dk = shape.key_dim, dv = shape.value_dim, size = shape.node_size();
-  float *row_gate = scratch.row_gate, *write_gate = scratch.write_gate, *z = scratch.z, *dz = scratch.dz;
+  float *row_gate = scratch.row_gate, *write_gate = scratch.write_gate, *dz = scratch.dz;
   std::fill(out->da, out->da + m * dk, 0.0f);
   for (float* rows : {out->dkb, out->dkt}) std::fill(rows, rows + n * dk, 0.0f);
   std::fill(out->du, out->du + n * dv, 0.0f);
@@ -141,18 +143,23 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
 
   for (int64_t i = 0; i < m; ++i) simd.scale(scratch.arriving + i * dv, out->dy + i * dv, piece.into[i], dv);
 
-  // What a node was advanced with, but for the product with the node itself: the gradient `dnode` of the node at the piece's
-  // end goes to Kt, and to the piece's writes if they went into it. Leaves the gradient of Z in dz.
-  const auto advance_backward = [&](const float* dnode, const float* from, bool is_target) {
+  // What entry `to` was advanced with, but for the product with the node itself: its gradient at the piece's end goes to Kt,
+  // and to the piece's writes if they went into it. Leaves the gradient of Z in dz.
+  const auto advance_backward = [&](int to, const float* from, bool is_target) {
+    const float* dnode = gradients->buffer[to];
     simd.outer_product(n, dv, dk, piece.kt, dk, 1, dnode, dv, dz, dv, false);
-    if (from) {
-      simd.outer_product(n, dv, dk, piece.kb, dk, 1, from, dv, z, dv, false);
-      simd.scale(z, z, piece.gamma, n * dv);
-    } else {
-      std::fill(z, z + n * dv, 0.0f);
+    const float* z = from || is_target ? kept.z(shape, to) : nullptr;
+    if (!z) {
+      z = scratch.z;
+      if (from) {
+        simd.outer_product(n, dv, dk, piece.kb, dk, 1, from, dv, scratch.z, dv, false);
+        simd.scale(scratch.z, scratch.z, piece.gamma, n * dv);
+      } else {
+        std::fill(scratch.z, scratch.z + n * dv, 0.0f);
+      }
+      if (is_target) add_writes(simd, shape, piece, scratch.z);
     }
     if (is_target) {
-      add_writes(simd, shape, piece, z);
       for (int64_t s = 0; s < n; ++s) {
         write_gate[s] = piece.to_end[s] * simd.dot(dz + s * dv, piece.u + s * dv, dv);
         simd.add_scaled(out->du + s * dv, dz + s * dv, piece.to_end[s], dv);
@@ -183,7 +190,7 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
     const float *from = nodes.content[e], *after = gradients->buffer[to];
     float* dnode = gradients->buffer[e];
     const int64_t column = shape.column_of_entry(e);
-    advance_backward(after, from, is_target);
+    advance_backward(to, from, is_target);
     simd.scale(scratch.arriving + m * dv, dz, piece.gamma, n * dv);
     simd.dot_product(m + n, dk, dv, scratch.arriving, dv, from, dv, scratch.read, dk, false);
     const float* of_kb = scratch.read + m * dk;
@@ -198,9 +205,10 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
     gradients->content[e] = dnode;
   };
 
-  // The same without the reads: the gradient of a node, which is the sum `from` of others, null for zero.
-  const auto go_back_in_place = [&](float* node, const float* from, bool is_target) {
-    advance_backward(node, from, is_target);
+  // The same without the reads: of entry e, which came from `from`, a sum of others perhaps, null for zero.
+  const auto go_back_in_place = [&](int e, const float* from, bool is_target) {
+    float* node = gradients->buffer[e];
+    advance_backward(e, from, is_target);
     simd.scale(dz, dz, piece.gamma, n * dv);
     if (from) simd.dot_product(n, dk, dv, dz, dv, from, dv, out->dkb, dk, true);
     simd.scale(node, node, piece.gamma, size);
@@ -215,7 +223,7 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
     for_live_entries(shape, index, [&](int e) {
       if (!merge.takes(e)) {
         if (!gradients->content[e]) return;
-        if (!nodes.content[e]) return go_back_in_place(gradients->buffer[e], nullptr, false);
+        if (!nodes.content[e]) return go_back_in_place(e, nullptr, false);
         go_back_alone(e, e, false);
         done |= uint64_t{1} << e;
         return;
@@ -229,7 +237,7 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
       done |= uint64_t{1} << source;
     } else {
       float* shared = gradients->buffer[merge.target];
-      if (arrives) go_back_in_place(shared, sum_sources(simd, shape, index, merge, nodes, scratch.sum), true);
+      if (arrives) go_back_in_place(merge.target, sum_sources(simd, shape, index, merge, nodes, scratch.sum), true);
       for_live_entries(shape, index, [&](int e) {
         if (!merge.takes(e) || e == merge.target) return;
         gradients->content[e] = arrives ? gradients->buffer[e] : nullptr;
