@@ -28,9 +28,7 @@ struct DeltaHead {
   int64_t first_piece() const { return sequence.position / in.shape->grain * shape.per_chunk; }
   int64_t last_piece() const { return (sequence.position + sequence.rows - 1) / shape.rows; }  // needs rows > 0
   // Piece number at which the position after the call's last row has its chunk.
-  int64_t end_boundary() const {
-    return (sequence.position + sequence.rows) / in.shape->grain * shape.per_chunk;
-  }
+  int64_t end_boundary() const { return (sequence.position + sequence.rows) / in.shape->grain * shape.per_chunk; }
   int64_t row_in_chunk(int64_t index) const { return index % shape.per_chunk * shape.rows; }
 };
 
@@ -48,12 +46,12 @@ void load_history(DeltaHead* head, bool dense);
 void round_nodes(DeltaHead* head, int64_t index);
 
 // ---- saved node sets ----------------------------------------------------------------------------------------------------
-// Of each sequence the node sets at every kDeltaSavedPieces-th piece after its first, all heads. Where a sequence's sets begin
-// follows from its own rows and the limits, so that a task need not look at other sequences.
-constexpr int64_t kDeltaSavedPieces = 32;
-
+// Of each sequence the node sets of all heads: of a layer with few nodes at every piece after its first, else at every fourth,
+// which makes about two nodes a piece. Where a sequence's sets begin follows from its own rows and the limits, so that a task
+// need not look at other sequences.
 struct DeltaSaved {
   DeltaSaved(const DeltaShape& shape, const MixerShape& mixer, const BatchView& batch, const Limits& limits, int64_t order);
+  int64_t every;       // pieces from one set to the next
   int64_t sets = 0;    // of the sequence
   int64_t slots = 0;   // of a set
   int64_t offset = 0;  // floats before the sequence's first set

@@ -12,7 +12,7 @@ namespace {
 
 // Pieces from one kept node set to the next when nothing was saved: about the square root of the number of pieces.
 int64_t segment_pieces(int64_t pieces) {
-  int64_t segment = kDeltaSavedPieces;
+  int64_t segment = 32;  // more than from one saved set to the next
   while (segment * segment < pieces) segment *= 2;
   return segment;
 }
@@ -28,6 +28,7 @@ struct BackwardScratch {
   float* dy = nullptr;
   float* row = nullptr;          // [max(dk, dv)]
   float* sets = nullptr;         // node sets of the pieces of a segment
+  float* kept = nullptr;         // what is kept of these pieces
   float* checkpoints = nullptr;  // node sets at the starts of segments, from the second on
   int64_t slots = 0;             // of each of these sets
   int64_t segment = 0;
@@ -47,6 +48,7 @@ void carve_backward(const DeltaShape& shape, const MixerShape& mixer, const Limi
   float* gradients = arena->floats(set);
   set_buffers(shape, gradients, scratch->slots, &scratch->gradients);
   scratch->sets = arena->floats(set * std::min(pieces, scratch->segment));
+  scratch->kept = arena->floats(Size(scratch->slots) * shape.rows * shape.value_dim * std::min(pieces, scratch->segment));
   scratch->checkpoints = arena->floats(set * (pieces / scratch->segment));
 }
 
@@ -60,13 +62,19 @@ struct HeadBackward {
 
   float* set(int64_t number) const { return scratch->sets + number * set_size; }
 
+  // Of piece `number` of the segment.
+  DeltaKept kept_of(int64_t number) const {
+    const int64_t size = scratch->slots * head->shape.rows * head->shape.value_dim;
+    return DeltaKept{scratch->kept + number * size, scratch->slots};
+  }
+
   // Moves the nodes from the start of piece `index` to its end, as forward did.
-  void advance(int64_t index) const {
+  void advance(int64_t index, const DeltaKept& keep) const {
     gather_chunk_of(head, index);
     select_piece(head, index);
     head->piece.m = 0;
     prepare_piece(head->simd, head->shape, true, &head->piece);
-    pass_nodes(head->simd, head->shape, head->piece, index, true, head->node_scratch, &head->nodes, nullptr);
+    pass_nodes(head->simd, head->shape, head->piece, index, true, head->node_scratch, keep, &head->nodes, nullptr);
     if ((index + 1) % head->shape.per_chunk == 0) round_nodes(head, index + 1);
   }
 
@@ -75,7 +83,7 @@ struct HeadBackward {
     load_history(head, true);
     const int64_t final = first + (last - first) / segment * segment;
     for (int64_t index = first; index < final; ++index) {
-      advance(index);
+      advance(index, DeltaKept());
       const int64_t done = index + 1 - first;
       if (done % segment == 0) {
         store_set(*head, index + 1, scratch->checkpoints + (done / segment - 1) * set_size, scratch->slots);
@@ -83,7 +91,7 @@ struct HeadBackward {
     }
   }
 
-  void backward_piece(int64_t index) const {
+  void backward_piece(int64_t index, const DeltaKept& kept) const {
     const DeltaShape& shape = head->shape;
     gather_chunk_of(head, index);
     select_piece(head, index);
@@ -99,7 +107,8 @@ struct HeadBackward {
     DeltaPieceGradient& gradient = scratch->piece;
     gradient.dy = scratch->dy;
     gradient.dkb = gradient.da + piece.m * shape.key_dim;
-    pass_nodes_backward(head->simd, shape, piece, index, fold, head->nodes, scratch->nodes, &scratch->gradients, &gradient);
+    pass_nodes_backward(head->simd, shape, piece, index, fold, head->nodes, kept, scratch->nodes, &scratch->gradients,
+                        &gradient);
     piece_backward(head->simd, shape, fold, &piece, &gradient);
     write_piece_gradient(*head, *problem, *out, index, scratch->row, &gradient);
   }
@@ -107,7 +116,7 @@ struct HeadBackward {
   void run(const DeltaSaved& saved) const {
     const DeltaShape& shape = head->shape;
     const int64_t first = head->first_piece(), last = head->last_piece(), boundary = head->end_boundary();
-    const int64_t segment = problem->saved ? kDeltaSavedPieces : scratch->segment;
+    const int64_t segment = problem->saved ? saved.every : scratch->segment;
     if (!problem->saved && last - first >= segment) keep_checkpoints(first, last, segment);
     std::fill(scratch->gradients.content, scratch->gradients.content + kDeltaEntries, nullptr);
     for (int64_t start = first + (last - first) / segment * segment; start >= first; start -= segment) {
@@ -130,7 +139,7 @@ struct HeadBackward {
       const DeltaNodes at_start = head->nodes;
       for (int64_t index = start; index < end; ++index) {
         set_buffers(shape, set(index + 1 - start), scratch->slots, &head->nodes);
-        advance(index);
+        advance(index, kept_of(index - start));
       }
       for (int64_t index = end; index >= start; --index) {
         if (index + 1 == boundary) add_final_nodes(*head, *problem, boundary, scratch->nodes.sum, &scratch->gradients);
@@ -139,7 +148,7 @@ struct HeadBackward {
         } else {
           use_set(head, index, set(index - start), scratch->slots);
         }
-        backward_piece(index);
+        backward_piece(index, index < end ? kept_of(index - start) : DeltaKept());
       }
     }
     if (boundary == first) add_final_nodes(*head, *problem, boundary, scratch->nodes.sum, &scratch->gradients);
@@ -173,8 +182,8 @@ void run_delta_backward(const Simd& simd, const MixerBackward& problem, const Li
                         int32_t phase, int64_t task) {
   const MixerShape& mixer = problem.shape;
   const DeltaShape shape(mixer);
-  const MixerInputs in{&mixer, &problem.q, &problem.k, &problem.v, &problem.gate, &problem.write, &problem.lambda,
-                       &problem.state};
+  const MixerInputs in{&mixer,        &problem.q,     &problem.k,      &problem.v,
+                       &problem.gate, &problem.write, &problem.lambda, &problem.state};
   const int64_t parts = phase == 0 ? delta_parts(mixer) : 1;
   const int64_t part = task % parts, group = task / parts % mixer.groups, order = task / parts / mixer.groups;
   const Sequence& s = problem.batch.sequences[order];

@@ -36,7 +36,8 @@ void write_rows(const DeltaHead& head, const View& view, int64_t row, int64_t ro
   }
 }
 
-// Outputs of the last, incomplete chunk when it has few queries: each query goes back through the rows (docs/mathematics.md).
+// Outputs of the last, incomplete chunk when it has few queries: each query goes back through the rows
+// (docs/mathematics.md).
 void read_few_rows(DeltaHead* head, const ForwardScratch& scratch, int64_t index, const View& out) {
   const Simd& simd = head->simd;
   const DeltaShape& shape = head->shape;
@@ -65,7 +66,7 @@ void read_few_rows(DeltaHead* head, const ForwardScratch& scratch, int64_t index
   piece.n = piece.m = m;
   piece.a = scratch.folded;
   piece.lambda = chunk.lambda;
-  pass_nodes(simd, shape, piece, index, false, head->node_scratch, &head->nodes, scratch.y);
+  pass_nodes(simd, shape, piece, index, false, head->node_scratch, DeltaKept(), &head->nodes, scratch.y);
   piece.a = saved_a;
   write_rows(*head, out, chunk.row, m, scratch.y);
 }
@@ -111,8 +112,8 @@ void run_delta_forward(const Simd& simd, const MixerForward& problem, const Limi
   const Sequence& s = problem.batch.sequences[order];
   if (s.padding) return;
   const DeltaShape shape(mixer);
-  const MixerInputs in{&mixer, &problem.q, &problem.k, &problem.v, &problem.gate, &problem.write, &problem.lambda,
-                       &problem.state};
+  const MixerInputs in{&mixer,        &problem.q,     &problem.k,      &problem.v,
+                       &problem.gate, &problem.write, &problem.lambda, &problem.state};
   DeltaArena arena(scratch.thread);
   DeltaHead head(simd, shape, in, s, task % mixer.heads);
   ForwardScratch own;
@@ -123,8 +124,8 @@ void run_delta_forward(const Simd& simd, const MixerForward& problem, const Limi
     const int64_t first = head.first_piece(), last = head.last_piece();
     bool read = false;  // few rows, whose outputs are written
     for (int64_t index = first; index <= last; ++index) {
-      if (problem.saved && index > first && (index - first) % kDeltaSavedPieces == 0) {
-        store_set(head, index, saved.set(problem.saved, (index - first) / kDeltaSavedPieces, head.head), saved.slots);
+      if (problem.saved && index > first && (index - first) % saved.every == 0) {
+        store_set(head, index, saved.set(problem.saved, (index - first) / saved.every, head.head), saved.slots);
       }
       gather_chunk_of(&head, index);
       const bool chunk_complete = head.chunk.complete(mixer.grain);
@@ -132,14 +133,14 @@ void run_delta_forward(const Simd& simd, const MixerForward& problem, const Limi
         read_few_rows(&head, own, index, problem.y);
         read = true;
       }
-      const int64_t last_saved = (last - first) / kDeltaSavedPieces * kDeltaSavedPieces + first;
+      const int64_t last_saved = (last - first) / saved.every * saved.every + first;
       if (read && (!problem.saved || index >= last_saved)) break;
       select_piece(&head, index);
       if (read) head.piece.m = 0;
       const bool fold = index < last || (chunk_complete && s.nodes_to_store_count > 0);
       prepare_piece(simd, shape, fold, &head.piece);
       if (head.piece.m > 0) read_inside_piece(simd, shape, &head.piece, own.y);
-      pass_nodes(simd, shape, head.piece, index, fold, head.node_scratch, &head.nodes, own.y);
+      pass_nodes(simd, shape, head.piece, index, fold, head.node_scratch, DeltaKept(), &head.nodes, own.y);
       const int64_t first_row = std::max(head.row_in_chunk(index), head.chunk.lo) - head.chunk.lo;
       write_rows(head, problem.y, head.chunk.row + first_row, head.piece.m, own.y);
       if (fold && (index + 1) % shape.per_chunk == 0) {

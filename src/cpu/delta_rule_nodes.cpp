@@ -64,7 +64,7 @@ void carve_node_scratch(const DeltaShape& shape, DeltaArena* arena, DeltaNodeScr
 }
 
 void pass_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& piece, int64_t index, bool fold,
-                const DeltaNodeScratch& scratch, DeltaNodes* nodes, float* y) {
+                const DeltaNodeScratch& scratch, const DeltaKept& keep, DeltaNodes* nodes, float* y) {
   const int64_t n = piece.n, m = piece.m, dk = shape.key_dim, dv = shape.value_dim;
   const DeltaMerge merge(shape, index);
   int sources = 0;
@@ -89,6 +89,7 @@ void pass_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& pie
     const bool is_source = merge.takes(e);
     if (is_source) add_writes(simd, shape, piece, z);
     const int to = is_source ? merge.target : e;
+    if (float* kept = keep.z(shape, to)) std::copy(z, z + n * dv, kept);
     advance(simd, shape, piece, content, z, nodes->buffer[to]);
     if (is_source) {
       merged = true;
@@ -107,6 +108,7 @@ void pass_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& pie
       std::fill(scratch.z, scratch.z + n * dv, 0.0f);
     }
     add_writes(simd, shape, piece, scratch.z);
+    if (float* kept = keep.z(shape, merge.target)) std::copy(scratch.z, scratch.z + n * dv, kept);
     advance(simd, shape, piece, sum, scratch.z, out);
   }
   for_live_entries(shape, index, [&](int e) {
@@ -117,18 +119,19 @@ void pass_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& pie
 
 void carve_node_gradient_scratch(const DeltaShape& shape, DeltaArena* arena, DeltaNodeGradientScratch* scratch) {
   const Size values = Size(shape.rows) * shape.value_dim;
-  for (float** rows : {&scratch->z, &scratch->dz, &scratch->arriving, &scratch->weighed}) *rows = arena->floats(values);
-  scratch->read = arena->floats(Size(shape.rows) * shape.key_dim);
+  for (float** rows : {&scratch->z, &scratch->dz}) *rows = arena->floats(values);
+  for (float** rows : {&scratch->arriving, &scratch->weighed}) *rows = arena->floats(values * 2);
+  scratch->read = arena->floats(Size(2 * shape.rows) * shape.key_dim);
   scratch->sum = arena->floats(Size(shape.key_dim) * shape.value_dim);
   scratch->row_gate = arena->floats(shape.rows);
   scratch->write_gate = arena->floats(shape.rows);
 }
 
 void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaPiece& piece, int64_t index, bool fold,
-                         const DeltaNodes& nodes, const DeltaNodeGradientScratch& scratch, DeltaNodes* gradients,
-                         DeltaPieceGradient* out) {
+                         const DeltaNodes& nodes, const DeltaKept& kept, const DeltaNodeGradientScratch& scratch,
+                         DeltaNodes* gradients, DeltaPieceGradient* out) {
   const int64_t n = piece.n, m = piece.m, dk = shape.key_dim, dv = shape.value_dim, size = shape.node_size();
-  float *row_gate = scratch.row_gate, *write_gate = scratch.write_gate, *z = scratch.z, *dz = scratch.dz;
+  float *row_gate = scratch.row_gate, *write_gate = scratch.write_gate, *dz = scratch.dz;
   std::fill(out->da, out->da + m * dk, 0.0f);
   for (float* rows : {out->dkb, out->dkt}) std::fill(rows, rows + n * dk, 0.0f);
   std::fill(out->du, out->du + n * dv, 0.0f);
@@ -138,70 +141,122 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
   std::fill(write_gate, write_gate + n, 0.0f);
   float gamma_gate = 0;
 
-  // Transitions and writes. `from`: what was advanced into entry e; the piece's write went into the merge's target only.
-  const auto advance_backward = [&](int e, const float* from, bool is_target) {
-    if (!gradients->content[e]) return;
-    float* dnode = gradients->buffer[e];
+  for (int64_t i = 0; i < m; ++i) simd.scale(scratch.arriving + i * dv, out->dy + i * dv, piece.into[i], dv);
+
+  // What entry `to` was advanced with, but for the product with the node itself: its gradient at the piece's end goes to Kt,
+  // and to the piece's writes if they went into it. Leaves the gradient of Z in dz.
+  const auto advance_backward = [&](int to, const float* from, bool is_target) {
+    const float* dnode = gradients->buffer[to];
     simd.outer_product(n, dv, dk, piece.kt, dk, 1, dnode, dv, dz, dv, false);
-    if (from) {
-      simd.outer_product(n, dv, dk, piece.kb, dk, 1, from, dv, z, dv, false);
-      simd.scale(z, z, piece.gamma, n * dv);
-    } else {
-      std::fill(z, z + n * dv, 0.0f);
+    const float* z = from || is_target ? kept.z(shape, to) : nullptr;
+    if (!z) {
+      z = scratch.z;
+      if (from) {
+        simd.outer_product(n, dv, dk, piece.kb, dk, 1, from, dv, scratch.z, dv, false);
+        simd.scale(scratch.z, scratch.z, piece.gamma, n * dv);
+      } else {
+        std::fill(scratch.z, scratch.z + n * dv, 0.0f);
+      }
+      if (is_target) add_writes(simd, shape, piece, scratch.z);
     }
     if (is_target) {
-      add_writes(simd, shape, piece, z);
       for (int64_t s = 0; s < n; ++s) {
         write_gate[s] = piece.to_end[s] * simd.dot(dz + s * dv, piece.u + s * dv, dv);
         simd.add_scaled(out->du + s * dv, dz + s * dv, piece.to_end[s], dv);
       }
     }
     simd.dot_product(n, dk, dv, z, dv, dnode, dv, out->dkt, dk, true);
+  };
+  // From the products `read` of the arriving gradients with a node that row by row has the weights of a λ column.
+  const auto take_reads = [&](int64_t column) {
+    for (int64_t i = 0; i < m; ++i) {
+      const float weight = lambda_of(shape, piece, i, column);
+      const float dweight = simd.dot(piece.a + i * dk, scratch.read + i * dk, dk);
+      if (column >= 0) out->dlambda[i * shape.levels + column] += dweight;
+      row_gate[i] += weight * dweight;
+      simd.add_scaled(out->da + i * dk, scratch.read + i * dk, weight, dk);
+    }
+  };
+  // The arriving gradients times a column of λ.
+  const auto weigh_arriving = [&](int64_t column) {
+    if (column < 0) return scratch.arriving;
+    for (int64_t i = 0; i < m; ++i) {
+      simd.scale(scratch.weighed + i * dv, scratch.arriving + i * dv, lambda_of(shape, piece, i, column), dv);
+    }
+    return scratch.weighed;
+  };
+  // Entry e, which alone becomes entry `to`: its transition and its reads in the same products.
+  const auto go_back_alone = [&](int e, int to, bool is_target) {
+    const float *from = nodes.content[e], *after = gradients->buffer[to];
+    float* dnode = gradients->buffer[e];
+    const int64_t column = shape.column_of_entry(e);
+    advance_backward(to, from, is_target);
+    simd.scale(scratch.arriving + m * dv, dz, piece.gamma, n * dv);
+    simd.dot_product(m + n, dk, dv, scratch.arriving, dv, from, dv, scratch.read, dk, false);
+    const float* of_kb = scratch.read + m * dk;
+    gamma_gate += piece.gamma * simd.dot(after, from, size) + simd.dot(piece.kb, of_kb, n * dk);
+    simd.add_scaled(out->dkb, of_kb, 1, n * dk);
+    take_reads(column);
+    float* weighed = weigh_arriving(column);
+    if (column >= 0) std::copy(scratch.arriving + m * dv, scratch.arriving + (m + n) * dv, weighed + m * dv);
+    simd.scale(dnode, after, piece.gamma, size);
+    simd.outer_product(dk, dv, m + n, piece.a, 1, dk, weighed, dv, dnode, dv, true);
+    gradients->content[to] = nullptr;
+    gradients->content[e] = dnode;
+  };
+
+  // The same without the reads: of entry e, which came from `from`, a sum of others perhaps, null for zero.
+  const auto go_back_in_place = [&](int e, const float* from, bool is_target) {
+    float* node = gradients->buffer[e];
+    advance_backward(e, from, is_target);
     simd.scale(dz, dz, piece.gamma, n * dv);
     if (from) simd.dot_product(n, dk, dv, dz, dv, from, dv, out->dkb, dk, true);
-    simd.scale(dnode, dnode, piece.gamma, size);
-    simd.outer_product(dk, dv, n, piece.kb, 1, dk, dz, dv, dnode, dv, true);
-    if (from) gamma_gate += simd.dot(dnode, from, size);
+    simd.scale(node, node, piece.gamma, size);
+    simd.outer_product(dk, dv, n, piece.kb, 1, dk, dz, dv, node, dv, true);
+    if (from) gamma_gate += simd.dot(node, from, size);
   };
+
+  uint64_t done = 0;  // entries whose reads are done
   if (fold) {
     const DeltaMerge merge(shape, index);
+    int sources = 0, source = 0;
     for_live_entries(shape, index, [&](int e) {
-      if (!merge.takes(e)) advance_backward(e, nodes.content[e], false);
+      if (!merge.takes(e)) {
+        if (!gradients->content[e]) return;
+        if (!nodes.content[e]) return go_back_in_place(e, nullptr, false);
+        go_back_alone(e, e, false);
+        done |= uint64_t{1} << e;
+        return;
+      }
+      ++sources;
+      source = e;
     });
-    advance_backward(merge.target, sum_sources(simd, shape, index, merge, nodes, scratch.sum), true);
     const bool arrives = gradients->content[merge.target] != nullptr;
-    const float* shared = gradients->buffer[merge.target];
-    for_live_entries(shape, index, [&](int e) {
-      if (!merge.takes(e) || e == merge.target) return;
-      gradients->content[e] = arrives ? gradients->buffer[e] : nullptr;
-      if (arrives) std::copy(shared, shared + size, gradients->buffer[e]);
-    });
-    if (!delta_is_live(shape, index, merge.target)) gradients->content[merge.target] = nullptr;
+    if (arrives && sources == 1 && nodes.content[source]) {
+      go_back_alone(source, merge.target, true);
+      done |= uint64_t{1} << source;
+    } else {
+      float* shared = gradients->buffer[merge.target];
+      if (arrives) go_back_in_place(merge.target, sum_sources(simd, shape, index, merge, nodes, scratch.sum), true);
+      for_live_entries(shape, index, [&](int e) {
+        if (!merge.takes(e) || e == merge.target) return;
+        gradients->content[e] = arrives ? gradients->buffer[e] : nullptr;
+        if (arrives) std::copy(shared, shared + size, gradients->buffer[e]);
+      });
+      if (!delta_is_live(shape, index, merge.target)) gradients->content[merge.target] = nullptr;
+    }
   }
 
-  // Reads.
-  for (int64_t i = 0; i < m; ++i) simd.scale(scratch.arriving + i * dv, out->dy + i * dv, piece.into[i], dv);
+  // The other reads.
   for_live_entries(shape, index, [&](int e) {
-    if (m == 0) return;
+    if (m == 0 || (done >> e & 1)) return;
     const int64_t column = shape.column_of_entry(e);
     if (const float* content = nodes.content[e]) {
       simd.dot_product(m, dk, dv, scratch.arriving, dv, content, dv, scratch.read, dk, false);
-      for (int64_t i = 0; i < m; ++i) {
-        const float weight = lambda_of(shape, piece, i, column);
-        const float dweight = simd.dot(piece.a + i * dk, scratch.read + i * dk, dk);
-        if (column >= 0) out->dlambda[i * shape.levels + column] += dweight;
-        row_gate[i] += weight * dweight;
-        simd.add_scaled(out->da + i * dk, scratch.read + i * dk, weight, dk);
-      }
+      take_reads(column);
     }
-    const float* weighed = scratch.arriving;
-    if (column >= 0) {
-      for (int64_t i = 0; i < m; ++i) {
-        simd.scale(scratch.weighed + i * dv, scratch.arriving + i * dv, lambda_of(shape, piece, i, column), dv);
-      }
-      weighed = scratch.weighed;
-    }
-    simd.outer_product(dk, dv, m, piece.a, 1, dk, weighed, dv, gradients->buffer[e], dv, gradients->content[e] != nullptr);
+    simd.outer_product(dk, dv, m, piece.a, 1, dk, weigh_arriving(column), dv, gradients->buffer[e], dv,
+                       gradients->content[e] != nullptr);
     gradients->content[e] = gradients->buffer[e];
   });
 

@@ -55,15 +55,26 @@ struct DeltaNodeScratch {
 };
 void carve_node_scratch(const DeltaShape& shape, DeltaArena* arena, DeltaNodeScratch* scratch);
 
+// What forward computed of a piece on the way and backward can use: the Z [rows][dv] of each entry at the piece's end, in
+// slots. data null: nothing is kept.
+struct DeltaKept {
+  float* data = nullptr;
+  int64_t slots = 0;
+  float* z(const DeltaShape& shape, int entry) const {
+    return data ? data + delta_slot(slots, entry) * shape.rows * shape.value_dim : nullptr;
+  }
+};
+
 // y [m][dv] += what the piece's queries read from the nodes; then, with `fold`, the nodes move to the piece's end.
 void pass_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& piece, int64_t index, bool fold,
-                const DeltaNodeScratch& scratch, DeltaNodes* nodes, float* y);
+                const DeltaNodeScratch& scratch, const DeltaKept& keep, DeltaNodes* nodes, float* y);
 
 struct DeltaNodeGradientScratch {
-  float *z = nullptr, *dz = nullptr;               // [rows][dv]
-  float *arriving = nullptr, *weighed = nullptr;   // [rows][dv]: dy times decay; the same times λ
-  float* read = nullptr;                           // [rows][dk]
-  float* sum = nullptr;                            // [dk][dv]
+  float *z = nullptr, *dz = nullptr;  // [rows][dv]
+  // [2 rows][dv]: dy times decay, the same times λ; behind these rows the gradient of Z times the piece's decay.
+  float *arriving = nullptr, *weighed = nullptr;
+  float* read = nullptr;                             // [2 rows][dk]
+  float* sum = nullptr;                              // [dk][dv]
   float *row_gate = nullptr, *write_gate = nullptr;  // [rows]
 };
 void carve_node_gradient_scratch(const DeltaShape& shape, DeltaArena* arena, DeltaNodeGradientScratch* scratch);
@@ -71,7 +82,7 @@ void carve_node_gradient_scratch(const DeltaShape& shape, DeltaArena* arena, Del
 // The other way round: on entry `gradients` are those of the nodes at the piece's end, on exit at its start. `nodes` are the
 // contents at its start. Sets da, dkb, dkt, du, dgate, dlambda to what comes through nodes, dwrite to zero.
 void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaPiece& piece, int64_t index, bool fold,
-                         const DeltaNodes& nodes, const DeltaNodeGradientScratch& scratch, DeltaNodes* gradients,
-                         DeltaPieceGradient* out);
+                         const DeltaNodes& nodes, const DeltaKept& kept, const DeltaNodeGradientScratch& scratch,
+                         DeltaNodes* gradients, DeltaPieceGradient* out);
 
 }  // namespace lla::cpu

@@ -80,6 +80,23 @@ Operand weight_block(const Simd& simd, const Matrix& weight, int64_t i, int64_t 
   return o;
 }
 
+// Where a tile's rows are made: in place, if they are written once and plain, or in `memory`.
+struct Target {
+  float* data = nullptr;
+  int64_t stride = 0;
+  bool direct = false;
+};
+
+Target target_of(const BatchView& batch, const View& view, int64_t begin, int64_t end, int64_t first, int64_t columns,
+                 bool once, float* memory) {
+  Target t;
+  int64_t rows = 0;
+  if (once && !view.accumulate) t.data = const_cast<float*>(in_place(batch, view, begin, end, first, &t.stride, &rows));
+  t.direct = t.data != nullptr;
+  if (!t.direct) t = Target{memory, columns, false};
+  return t;
+}
+
 // Writes a tile's rows to the rows of a view.
 void scatter(const Simd& simd, const BatchView& batch, const View& view, int64_t begin, int64_t end, int64_t first,
              int64_t columns, const float* tile) {
@@ -129,6 +146,7 @@ struct ForwardDriver {
     const int64_t begin = task % blocks * kForwardRows, end = least(numbers, begin + kForwardRows);
     const int64_t first = task / blocks * kOutputs, outputs = least(kOutputs, p.outputs - first);
     const bool few = p.weight.dtype == LLA_BF16 && end - begin <= kFewRows && p.inputs <= kFewInputs;
+    const Target y = target_of(p.batch, p.y, begin, end, first, outputs, few || p.inputs <= kDotDepth, a.tile);
     int64_t rows = 0, at = 0;
     do {
       const int64_t depth = few ? p.inputs : least(kDotDepth, p.inputs - at);
@@ -137,18 +155,18 @@ struct ForwardDriver {
       if (rows == 0) return;
       if (few) {
         simd.dot_product_bf16(rows, outputs, depth, x.data, x.stride, static_cast<const uint16_t*>(p.weight.at(first)),
-                              p.weight.row_stride, a.tile, outputs);
+                              p.weight.row_stride, y.data, y.stride);
       } else {
         const Operand w = weight_block(simd, p.weight, first, outputs, at, depth, a.weight);
-        simd.dot_product(rows, outputs, depth, x.data, x.stride, w.data, w.stride, a.tile, outputs, at > 0);
+        simd.dot_product(rows, outputs, depth, x.data, x.stride, w.data, w.stride, y.data, y.stride, at > 0);
       }
       at += depth;
     } while (at < p.inputs);
     if (p.bias.present()) {
       load_weight(simd, p.bias, 0, first, outputs, a.bias);
-      for (int64_t r = 0; r < rows; ++r) simd.add_scaled(a.tile + r * outputs, a.bias, 1, outputs);
+      for (int64_t r = 0; r < rows; ++r) simd.add_scaled(y.data + r * y.stride, a.bias, 1, outputs);
     }
-    scatter(simd, p.batch, p.y, begin, end, first, outputs, a.tile);
+    if (!y.direct) scatter(simd, p.batch, p.y, begin, end, first, outputs, a.tile);
   }
 };
 
@@ -190,14 +208,15 @@ struct BackwardDriver {
     const int64_t numbers = live_numbers(p.batch), blocks = ceil_div(numbers, kRows);
     const int64_t begin = task % blocks * kRows, end = least(numbers, begin + kRows);
     const int64_t first = task / blocks * kInputs, inputs = least(kInputs, p.inputs - first);
+    const Target dx = target_of(p.batch, p.dx, begin, end, first, inputs, p.outputs <= kDepth, a.tile);
     for (int64_t o = 0; o < p.outputs; o += kDepth) {
       const int64_t depth = least(kDepth, p.outputs - o);
       const Operand dy = rows_of(simd, p.batch, p.dy, begin, end, o, depth, a.left);
       if (dy.rows == 0) return;
       const Operand w = weight_block(simd, p.weight, o, depth, first, inputs, a.right);
-      simd.outer_product(dy.rows, inputs, depth, dy.data, dy.stride, 1, w.data, w.stride, a.tile, inputs, o > 0);
+      simd.outer_product(dy.rows, inputs, depth, dy.data, dy.stride, 1, w.data, w.stride, dx.data, dx.stride, o > 0);
     }
-    scatter(simd, p.batch, p.dx, begin, end, first, inputs, a.tile);
+    if (!dx.direct) scatter(simd, p.batch, p.dx, begin, end, first, inputs, a.tile);
   }
 
   // All live rows in their order.
