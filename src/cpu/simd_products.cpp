@@ -164,8 +164,8 @@ HWY_INLINE void transpose_4x4(const float* a, int64_t lda, float* out, int64_t l
   hn::StoreU(hn::BitCast(d4, hn::InterleaveUpper(dd, a1, b1)), d4, out + 3 * ldo);
 }
 
-// The same for i, j < 8, with vectors of two blocks.
-HWY_INLINE void transpose_8x8(const float* a, int64_t lda, float* out, int64_t ldo) {
+// The same for i, j < 8, with vectors of two blocks, where there are such.
+HWY_MAYBE_UNUSED HWY_INLINE void transpose_8x8(const float* a, int64_t lda, float* out, int64_t ldo) {
   using D8 = hn::CappedTag<float, 8>;
   const D8 d8;
   const hn::Repartition<double, D8> dd;
