@@ -16,6 +16,11 @@ HWY_BEFORE_NAMESPACE();
 namespace lla::cpu::HWY_NAMESPACE {
 namespace {
 
+#if defined(__GNUC__) && !defined(__clang__)
+#define LLA_ONCE __attribute__((noinline, noclone))  // in the library once, not once for each kind of caller
+#else
+#define LLA_ONCE __attribute__((noinline))
+#endif
 #define LLA_UNROLL _Pragma("GCC unroll 16")
 // Checks of pointer arithmetic in the unrolled loops would take minutes to compile; address checks stay.
 #define LLA_TILE __attribute__((no_sanitize("undefined"))) HWY_INLINE
@@ -436,8 +441,8 @@ LLA_TILE void row_tile(int64_t k, const float* a, int64_t a_col, const float* b,
 }
 
 // One row of c, whole vectors of it, from b, which comes from memory: all columns of some rows, then the next rows.
-void row_product(int64_t n, int64_t k, const float* a, int64_t a_col, const float* b, int64_t ldb, float* c,
-                 bool accumulate) {
+LLA_ONCE void row_product(int64_t n, int64_t k, const float* a, int64_t a_col, const float* b, int64_t ldb, float* c,
+                          bool accumulate) {
   const int64_t step = n > kWideVectors * kLanes ? kRowDepth : k;
   int64_t p = 0;
   do {
@@ -455,8 +460,8 @@ void row_product(int64_t n, int64_t k, const float* a, int64_t a_col, const floa
   } while (p < k);
 }
 
-void outer_any(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b, int64_t ldb,
-               float* c, int64_t ldc, bool accumulate, const float* scale) {
+LLA_ONCE void outer_any(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
+                        int64_t ldb, float* c, int64_t ldc, bool accumulate, const float* scale) {
   if (m <= 0 || n <= 0) return;
   const D d;
   // A panel of b is read once for every kOuterRows rows of c; if these are many and its rows lie apart, it is packed first.
