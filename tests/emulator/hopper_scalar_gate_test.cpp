@@ -287,6 +287,13 @@ TEST_F(HopperScalarGate, CopiesOfNodes) {
   }
 }
 
+// Copies take more scratch than all else of a call of few rows.
+TEST_F(HopperScalarGate, CopiesOfNodesOfFewRows) {
+  Case c = make_case(2, 1, 128, 64, 15, {{128, 128 * 127, 0}});
+  c.inputs.decay = 0.002;
+  check_states(c);
+}
+
 // Rows of a history that have gates and write strengths where the call has none, and the other way about; narrow factors;
 // levels that are absorbed, down to those inside a block.
 TEST_F(HopperScalarGate, HistoriesWithinBlocksOfOtherShapes) {

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 
@@ -43,10 +44,20 @@ inline void run(const Kernel& kernel, const void* problem, const Limits& limits)
   ASSERT_TRUE(kernel.accepts(problem));
   if (!kernel.launch) return run_kernel(kernel, problem, limits);
   Need need;
-  kernel.measure(problem, limits, &need);
+  if (kernel.op == Op::MixerForward) {  // as the core does it: before there is a state
+    MixerForward bare = *static_cast<const MixerForward*>(problem);
+    bare.state = SlotMemory();
+    kernel.measure(&bare, limits, &need);
+  } else {
+    kernel.measure(problem, limits, &need);
+  }
   ASSERT_GE(need.shared, 0);
-  Buffer scratch(need.shared);  // NaN
+  constexpr int64_t kBehind = 1 << 16;
+  Buffer scratch(need.shared + kBehind);  // NaN
   ASSERT_EQ(kernel.launch(problem, limits, scratch.data(), nullptr), LLA_OK);
+  const char* behind = scratch.data() + need.shared;
+  EXPECT_TRUE(std::all_of(behind, behind + kBehind, [](char c) { return c == static_cast<char>(0xff); }))
+      << "scratch overrun";
 }
 
 // What the core fills in for device backends.

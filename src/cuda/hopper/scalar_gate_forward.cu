@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalar gate forward on Hopper: calls without states are sweeps; in those with states, sequences without a history are, and
-// the portable kernels work on all others.
+// Scalar gate forward on Hopper: calls without states are sweeps; in those with states, the sequences that takes_sweep()
+// names are, and the portable kernels work on all others.
 #include <algorithm>
 
 #include "cuda/hopper/capability.h"
@@ -26,11 +26,11 @@ int32_t launch_slices(const MixerForward& p, bool routes, char* scratch, void* s
   Limits limits;
   limits.sequences = p.batch.count;
   limits.length = p.batch.most_length;
-  const bool copies = routes && p.batch.past_alignment != kNoPast;
+  const bool copies = routes && p.batch.past_alignment != kNoPast && copies_nodes(p);
   HeadSlices slices(p.shape, 1);
   slices.choose([&](int64_t heads) {
-    MixerForward slice = p;
-    slice.shape.heads = heads;
+    MixerShape slice = p.shape;
+    slice.heads = heads;
     return !copies || fits_scratch(old_copies_bytes(slice, limits), most_old_copies());
   });
   int32_t status = LLA_OK;

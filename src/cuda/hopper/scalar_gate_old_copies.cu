@@ -54,20 +54,16 @@ __global__ void __launch_bounds__(kCopyThreads)
     for (int i = 0; i < kFours; ++i) {
       const int at = static_cast<int>(threadIdx.x) + i * kCopyThreads;
       if (at < key_dim * 16)
-        to[at] = make_uint2(pack<kType>(unit * four[i].x, unit * four[i].y), pack<kType>(unit * four[i].z, unit * four[i].w));
+        to[at] =
+            make_uint2(pack<kType>(unit * four[i].x, unit * four[i].y), pack<kType>(unit * four[i].z, unit * four[i].w));
     }
   }
 }
 
-// Nodes that a history has at most.
-int64_t entries_of(const MixerShape& shape, int64_t length) { return bits(length / shape.grain) + 1; }
-
 }  // namespace
 
-Size old_copies_bytes(const MixerForward& p, const Limits& limits) {
-  const MixerShape& shape = p.shape;
-  if (shape.levels == 0 || !p.state.nodes.base || p.state.node_layout.dtype == p.q.dtype) return Size(0);
-  const Size places = Size(limits.sequences) * entries_of(shape, limits.length) * shape.heads * tiles_of(shape);
+Size old_copies_bytes(const MixerShape& shape, const Limits& limits) {
+  const Size places = Size(limits.sequences) * old_entries_of(shape, limits.length) * shape.heads * tiles_of(shape);
   return (places * key_columns(shape) * kColumns * 2).aligned(256) + (places * 4).aligned(256);
 }
 

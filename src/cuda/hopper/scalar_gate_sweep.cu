@@ -168,11 +168,13 @@ void measure_sweep(const MixerForward& p, const Limits& limits, Need* need) {
   const int64_t copies = sliced_bytes(
       p.shape.heads,
       [&](int64_t heads) {
-        MixerForward slice = p;
-        slice.shape.heads = heads;
+        MixerShape slice = p.shape;
+        slice.heads = heads;
         return old_copies_bytes(slice, limits);
       },
       most_old_copies());
+  // Wider keys, and chunks of fewer rows, are the portable kernels' where there is a state.
+  if (p.shape.key_dim > kMostKeyDim || p.shape.grain % kHalf != 0) return;
   if (need->shared >= 0) need->shared = copies >= 0 ? (Size(need->shared).aligned(256) + copies).value() : -1;
 }
 
@@ -196,8 +198,7 @@ int32_t launch_sweep(const MixerForward& p, bool routes, char* scratch, void* st
     in.state = p.state;
     in.grain_shift = bits(shape.grain / kHalf) - 1;
     in.apart = linear ? 0 : std::min(shape.separate_levels() + in.grain_shift, 31);
-    if (batch.past_alignment != kNoPast)
-      in.old_entries = linear ? 1 : bits(batch.most_length / shape.grain) + 1;
+    if (batch.past_alignment != kNoPast) in.old_entries = old_entries_of(shape, batch.most_length);
   }
   const Cut cut = choose_cut(shape, half, batch, linear ? 0 : in.old_entries);
   const int levels = cut.levels;
@@ -221,7 +222,7 @@ int32_t launch_sweep(const MixerForward& p, bool routes, char* scratch, void* st
   if (status == LLA_OK) status = make_map(rows_view(p.k, shape.key_dim, batch.total_rows, shape.groups), &in.k);
   if (status == LLA_OK) status = make_map(rows_view(p.v, shape.value_dim, batch.total_rows, shape.heads), &in.v);
   if (status != LLA_OK) return status;
-  const bool copies = !linear && in.old_entries > 0 && p.state.node_layout.dtype != p.q.dtype;
+  const bool copies = in.old_entries > 0 && copies_nodes(p);
   if (copies) {
     const int64_t places = batch.count * in.old_entries * shape.heads * in.tiles;
     in.old_copies = reinterpret_cast<unsigned short*>(scratch + used.value());

@@ -3,7 +3,7 @@
 // values. What the kernel's parts share: parameters, the order of tasks, shared memory.
 //
 // A sweep goes in blocks of 128 rows, numbered absolutely. Nodes of level b here are buckets of 2^b blocks. They are held as
-// bf16 tiles in shared memory from their creation to their merge and never decay: the rows' weights do.
+// tiles of the rows' type in shared memory from their creation to their merge and never decay: the rows' weights do.
 #pragma once
 
 #include "core/checked.h"
@@ -128,10 +128,10 @@ struct SweepParameters {
   // [sequence][entry][head][tile][dk][64]: nodes of histories in the rows' type, where the state has them in another.
   unsigned short* old_copies = nullptr;
   float* old_largest = nullptr;  // fp16, of each: the largest number in it, from which its unit follows
-  int old_entries = 0;    // nodes that a history has at most
-  int grain_shift = 0;    // a chunk of the state is 2^grain_shift halves of a block
-  int apart = 0;          // levels of halves that the state keeps apart
-  int64_t tiles = 1;      // of kColumns values
+  int old_entries = 0;           // nodes that a history has at most
+  int grain_shift = 0;           // a chunk of the state is 2^grain_shift halves of a block
+  int apart = 0;                 // levels of halves that the state keeps apart
+  int64_t tiles = 1;             // of kColumns values
   int64_t tasks = 0;
   // Of segments in order (segment_place), head and tile:
   float* sums = nullptr;  // [place][dk][64], linear: later the state before the segment; log-linear: the node
@@ -307,9 +307,10 @@ int32_t load_sweeps();
 // Fills `old_copies`.
 int32_t launch_old_copies(const SweepParameters& in, int key_dim, bool half, void* stream);
 int32_t load_old_copies();
-// Bytes of those of a problem; how many there should be at most: heads go in slices.
+// How many there should be at most: heads go in slices. Bytes of those of a log-linear layer, whatever its state: when
+// scratch is measured, there is none yet.
 inline int64_t most_old_copies() { return most_scratch() < int64_t{128} << 20 ? most_scratch() : int64_t{128} << 20; }
-Size old_copies_bytes(const MixerForward& p, const Limits& limits);
+Size old_copies_bytes(const MixerShape& shape, const Limits& limits);
 
 // The sweep as a whole; shapes, types and views that it takes, whatever the state.
 bool accepts_sweep(const MixerForward& p);

@@ -9,7 +9,8 @@
 
 namespace lla::cuda::hopper {
 
-// exp(x) for x <= 0, -inf included, with a relative error of about |x| 2^-24: the products that follow have bf16 operands.
+// exp(x) for x <= 0, -inf included, with a relative error of about |x| 2^-24: the products that follow have operands of two
+// bytes.
 __device__ __forceinline__ float quick_decay(float x) {
 #if defined(LLA_CUDA_EMULATED)
   return decay_of(x);
@@ -430,7 +431,8 @@ __device__ __forceinline__ void fill_tables(const Factors<kWide>& factors, const
 #pragma unroll 1
       for (uint32_t left = nodes->present & ((uint32_t{1} << level) - 1); left; left &= left - 1) {
         const int child = __ffsll(left) - 1;
-        nodes->latest = fmaf(__shfl_sync(kAllLanes, merge, child), __shfl_sync(kAllLanes, nodes->weight, child), nodes->latest);
+        nodes->latest =
+            fmaf(__shfl_sync(kAllLanes, merge, child), __shfl_sync(kAllLanes, nodes->weight, child), nodes->latest);
       }
       if (lane == level) nodes->weight = nodes->latest;
     }

@@ -27,6 +27,15 @@ inline View columns_from(View view, int64_t column) {
 
 inline int64_t tiles_of(const MixerShape& shape) { return (shape.value_dim + kColumns - 1) / kColumns; }
 
+// Nodes that the history of a sequence of at most `length` rows has at most: one row at least is the call's.
+inline int old_entries_of(const MixerShape& shape, int64_t length) {
+  return shape.levels == 0 ? 1 : bits(std::max<int64_t>(length - 1, 0) / shape.grain) + 1;
+}
+// Whether a sweep has to read copies of a state's nodes.
+inline bool copies_nodes(const MixerForward& p) {
+  return p.shape.levels > 0 && p.state.nodes.base && p.state.node_layout.dtype != p.q.dtype;
+}
+
 // Blocks that a sequence touches at most.
 inline int64_t blocks_of(int64_t most_rows, int64_t most_length) {
   return std::min(((most_rows + kBlock - 2) >> kBlockLog) + 1, (most_length + kBlock - 1) >> kBlockLog);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps (scalar_gate_step.cu) where queries, keys, values and tails are bf16, or all are fp16, and everything lies in whole
-// pieces of 16 bytes: few instructions, since a step is as fast as they let the nodes be read. A warp works on rows of its own,
-// of the tail and of all nodes, which are bf16 or fp32: it copies them through slots of its own of a ring and multiplies them by tensor cores, fp32
-// nodes aside. Scores stay in the registers that the product with the values wants. For the files that have one type's kernels.
+// pieces of 16 bytes: few instructions, since a step is as fast as they let the nodes be read. A warp works on rows of its
+// own, of the tail and of all nodes, which are bf16 or fp32: it copies them through slots of its own of a ring and
+// multiplies them by tensor cores, fp32 nodes aside. Scores stay in the registers that the product with the values wants.
+// For the files that have one type's kernels.
 #pragma once
 
 #include "cuda/common/units.h"
@@ -349,7 +350,7 @@ __global__ void __launch_bounds__(kThreads, kRows > 1 ? 3 : 4)
       if (lane / 4 < count && s <= i && s >= rows.begin)
         weight[n] = product * shared.lambda[local_level(i, s)][r] * shared.factor[s][r];
     }
-    // In two numbers each, with 16 bits of a weight or more; in fp16 they are in a unit of the row's own.
+    // In two numbers each: 16 bits of a bf16 row's weight; of an fp16 row's, 22 bits in a unit of the row's own.
     float even = 1, odd = 1;
     if constexpr (kDtype == LLA_F16) {
       float most = fmaxf(fmaxf(fabsf(weight[0]), fabsf(weight[1])), fmaxf(fabsf(weight[2]), fabsf(weight[3])));
@@ -444,8 +445,8 @@ int32_t launch_rows(const Inputs& in, const View& y, bool aligned, void* stream)
     const Grid grid{static_cast<unsigned>(shape.heads / shape.groups),
                     static_cast<unsigned>(shape.groups * tiles_of(shape.value_dim)),
                     static_cast<unsigned>(min(in.batch.count - first, kMostBlocksAcross))};
-    status = launch_grid(step_half_rows<kDtype, kRows, kWide>, grid, kThreads, static_cast<size_t>(bytes), stream, in, Distances(in),
-                         y, first, aligned);
+    status = launch_grid(step_half_rows<kDtype, kRows, kWide>, grid, kThreads, static_cast<size_t>(bytes), stream, in,
+                         Distances(in), y, first, aligned);
   }
   return status;
 }
