@@ -25,6 +25,7 @@ bool may_sweep(const MixerForward& p) {
 int32_t launch_slices(const MixerForward& p, bool routes, char* scratch, void* stream) {
   Limits limits;
   limits.sequences = p.batch.count;
+  limits.rows = p.batch.total_rows;
   limits.length = p.batch.most_length;
   const bool copies = routes && p.batch.past_alignment != kNoPast && copies_nodes(p);
   HeadSlices slices(p.shape, 1);

@@ -10,6 +10,7 @@ namespace lla::cuda::hopper {
 namespace {
 
 constexpr int kCopyThreads = 256, kFours = 8;  // of columns, at most, that a thread has
+constexpr int64_t kMostBlocksOfCopies = 2048;
 
 // One block of threads: one node of one head, 64 columns of values.
 template <Half kType>
@@ -37,7 +38,7 @@ __global__ void __launch_bounds__(kCopyThreads)
         four[i] = load4(node, in.state.node_layout.dtype, row * value_dim + column, value_dim - column);
       most = fmaxf(most, fmaxf(fmaxf(fabsf(four[i].x), fabsf(four[i].y)), fmaxf(fabsf(four[i].z), fabsf(four[i].w))));
     }
-    const int64_t place = in.old_place(b, entry, task.head, task.tile);
+    const int64_t place = in.old_place(task.old_number, entry, task.head, task.tile);
     float unit = 1;
     if constexpr (kType == Half::kF16) {
       most = warp_max(most);
@@ -63,14 +64,16 @@ __global__ void __launch_bounds__(kCopyThreads)
 }  // namespace
 
 Size old_copies_bytes(const MixerShape& shape, const Limits& limits) {
-  const Size places = Size(limits.sequences) * old_entries_of(shape, limits.length) * shape.heads * tiles_of(shape);
+  const Size places = Size(old_sequences(limits.sequences, limits.rows)) * old_entries_of(shape, limits.length) *
+                      shape.heads * tiles_of(shape);
   return (places * key_columns(shape) * kColumns * 2).aligned(256) + (places * 4).aligned(256);
 }
 
 int32_t launch_old_copies(const SweepParameters& in, int key_dim, bool half, void* stream) {
   const int64_t tasks = in.batch.count * in.old_entries * in.shape.heads * in.tiles;
-  return half ? launch(copy_nodes_of_histories<Half::kF16>, tasks, kCopyThreads, 0, stream, in, key_dim, tasks)
-              : launch(copy_nodes_of_histories<Half::kBf16>, tasks, kCopyThreads, 0, stream, in, key_dim, tasks);
+  const int64_t blocks = tasks < kMostBlocksOfCopies ? tasks : kMostBlocksOfCopies;  // most tasks may be of steps
+  return half ? launch(copy_nodes_of_histories<Half::kF16>, blocks, kCopyThreads, 0, stream, in, key_dim, tasks)
+              : launch(copy_nodes_of_histories<Half::kBf16>, blocks, kCopyThreads, 0, stream, in, key_dim, tasks);
 }
 
 int32_t load_old_copies() {

@@ -222,16 +222,18 @@ int32_t launch_sweep(const MixerForward& p, bool routes, char* scratch, void* st
   if (status == LLA_OK) status = make_map(rows_view(p.k, shape.key_dim, batch.total_rows, shape.groups), &in.k);
   if (status == LLA_OK) status = make_map(rows_view(p.v, shape.value_dim, batch.total_rows, shape.heads), &in.v);
   if (status != LLA_OK) return status;
-  const bool copies = in.old_entries > 0 && copies_nodes(p);
+  const bool copies = in.old_entries > 0 && copies_nodes(p) && old_sequences(batch.count, batch.total_rows) > 0;
   if (copies) {
-    const int64_t places = batch.count * in.old_entries * shape.heads * in.tiles;
+    const int64_t sequences = old_sequences(batch.count, batch.total_rows);
+    const int64_t places = sequences * in.old_entries * shape.heads * in.tiles;
+    in.old_by_rows = sequences < batch.count;
     in.old_copies = reinterpret_cast<unsigned short*>(scratch + used.value());
     used += (Size(places) * key_dim * kColumns * 2).aligned(256);
     if (half) in.old_largest = reinterpret_cast<float*>(scratch + used.value());
     const int64_t of_head = int64_t{2} * key_dim * kColumns, heads = shape.heads * in.tiles;
     const TensorView<4> view{TensorType::kBf16,
                              in.old_copies,
-                             {kColumns, key_dim, heads, batch.count * in.old_entries},
+                             {kColumns, key_dim, heads, sequences * in.old_entries},
                              {2 * kColumns, of_head, of_head * heads},
                              {kColumns, key_dim, 1, 1}};
     status = make_map(view, &in.old_nodes);

@@ -125,10 +125,11 @@ struct SweepParameters {
   SweepRoutes route;
   SlotMemory state;       // with routes
   CUtensorMap old_nodes;  // of the state, if it is read: columns, dk, heads of the layer, ids; or of `old_copies`
-  // [sequence][entry][head][tile][dk][64]: nodes of histories in the rows' type, where the state has them in another.
+  // [old_number()][entry][head][tile][dk][64]: nodes of histories in the rows' type, where the state has them in another.
   unsigned short* old_copies = nullptr;
   float* old_largest = nullptr;  // fp16, of each: the largest number in it, from which its unit follows
   int old_entries = 0;           // nodes that a history has at most
+  bool old_by_rows = false;      // there are more sequences than can have rows for a sweep: they are numbered by these
   int grain_shift = 0;           // a chunk of the state is 2^grain_shift halves of a block
   int apart = 0;                 // levels of halves that the state keeps apart
   int64_t tiles = 1;             // of kColumns values
@@ -149,8 +150,8 @@ struct SweepParameters {
   __device__ __forceinline__ bool takes(const Sequence& sequence) const {
     return !sequence.padding && (!routes || takes_sweep(sequence, route));
   }
-  LLA_HOST_DEVICE int64_t old_place(int64_t b, int64_t entry, int64_t head, int64_t tile) const {
-    return ((b * old_entries + entry) * shape.heads + head) * tiles + tile;
+  LLA_HOST_DEVICE int64_t old_place(int64_t number, int64_t entry, int64_t head, int64_t tile) const {
+    return ((number * old_entries + entry) * shape.heads + head) * tiles + tile;
   }
   LLA_HOST_DEVICE int64_t place(int64_t segment_place, int64_t head, int64_t tile) const {
     return (segment_place * shape.heads + head) * tiles + tile;
@@ -168,7 +169,8 @@ struct Task {
   int places = 0;                       // place of the sequence's first segment
   bool last = true;                     // nothing reads the segment's node
   int sequence = 0;
-  uint32_t past = 0;  // levels of halves of the history's nodes, up to `base`, and its absorbing node, or linear state
+  int old_number = 0;  // of the sequence among those with copies of old nodes; those of two sequences never meet
+  uint32_t past = 0;   // levels of halves of the history's nodes, up to `base`, and its absorbing node, or linear state
   bool oldest = false;
 
   // Fresh nodes of older segments: bit u is the one of 2^u segments.
@@ -209,6 +211,7 @@ __device__ __forceinline__ Task find_task(const SweepParameters& in, int64_t tas
   task.rows = in.takes(sequence) ? static_cast<int>(sequence.rows) : 0;
   task.position = task.base = static_cast<int>(sequence.position);
   task.sequence = b;
+  task.old_number = in.old_by_rows ? task.row_begin >> kBlockLog : b;
   if (in.old_entries > 0 && sequence.history.has_past()) {
     task.base &= -static_cast<int>(in.shape.grain);
     const int halves = task.base / kHalf;

@@ -64,7 +64,7 @@ __device__ void copy_nodes(const SweepParameters& in, char* shared, Barriers* ba
         turn.next(in.layout.ring);
       }
       for (int entry = 0; entry < task.old_count(); ++entry) {
-        int column = 0, head = task.head * static_cast<int>(in.tiles) + task.tile, node = task.sequence * in.old_entries + entry;
+        int column = 0, head = task.head * static_cast<int>(in.tiles) + task.tile, node = task.old_number * in.old_entries + entry;
         if (in.old_copies == nullptr) {
           int level;
           node = in.batch.sequences[task.sequence].history.node[task.old_level(entry, in.grain_shift, &level)];

@@ -168,7 +168,7 @@ struct OldNodes {
           load_element(in.state.node_decay(in.batch.sequences[task.sequence].history.node[in_state], task.head), LLA_F32, 0);
     }
     if (in.old_largest && lane < count)
-      unit = power_of_two(exponent_above(in.old_largest[in.old_place(task.sequence, lane, task.head, task.tile)]));
+      unit = power_of_two(exponent_above(in.old_largest[in.old_place(task.old_number, lane, task.head, task.tile)]));
     float sum = 0;
 #pragma unroll 1
     for (int e = 0; e < count; ++e) {

@@ -31,6 +31,8 @@ inline int64_t tiles_of(const MixerShape& shape) { return (shape.value_dim + kCo
 inline int old_entries_of(const MixerShape& shape, int64_t length) {
   return shape.levels == 0 ? 1 : bits(std::max<int64_t>(length - 1, 0) / shape.grain) + 1;
 }
+// Sequences of a batch that may have copies of old nodes: those of enough rows for a sweep.
+inline int64_t old_sequences(int64_t sequences, int64_t rows) { return std::min(sequences, rows / kSweepRows); }
 // Whether a sweep has to read copies of a state's nodes.
 inline bool copies_nodes(const MixerForward& p) {
   return p.shape.levels > 0 && p.state.nodes.base && p.state.node_layout.dtype != p.q.dtype;
