@@ -32,7 +32,7 @@ constexpr int kNodeTurns = 3;    // barriers for the node of a block: rows may l
 constexpr int kRing = 2;         // tiles for nodes from older segments and from histories
 constexpr int kWhole = 30;       // segment_log of a sweep over whole sequences
 constexpr size_t kMostShared = 232448;
-constexpr uint32_t kBarrierBytes = 512;
+constexpr uint32_t kBarrierBytes = 320;
 
 // Factors of a block in shared memory, followed by λ[entry][128] of the nodes that the rows read: a row reads a node with
 // λ start[row] newer[entry]. Linear: start alone.
@@ -128,10 +128,10 @@ struct SweepParameters {
   // [sequence][entry][head][tile][dk][64]: nodes of histories in the rows' type, where the state has them in another.
   unsigned short* old_copies = nullptr;
   float* old_largest = nullptr;  // fp16, of each: the largest number in it, from which its unit follows
-  int old_entries = 0;    // nodes that a history has at most
-  int grain_shift = 0;    // a chunk of the state is 2^grain_shift halves of a block
-  int apart = 0;          // levels of halves that the state keeps apart
-  int64_t tiles = 1;      // of kColumns values
+  int old_entries = 0;           // nodes that a history has at most
+  int grain_shift = 0;           // a chunk of the state is 2^grain_shift halves of a block
+  int apart = 0;                 // levels of halves that the state keeps apart
+  int64_t tiles = 1;             // of kColumns values
   int64_t tasks = 0;
   // Of segments in order (segment_place), head and tile:
   float* sums = nullptr;  // [place][dk][64], linear: later the state before the segment; log-linear: the node
