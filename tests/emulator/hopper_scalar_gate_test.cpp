@@ -3,6 +3,8 @@
 #include <cstdlib>
 
 #include "cuda/common/scalar_gate_routes.h"
+#include "cuda/hopper/scalar_gate_sweep.h"
+#include "cuda/hopper/scalar_gate_views.h"
 #include "scalar_gate_testing.h"
 
 namespace {
@@ -433,6 +435,18 @@ TEST_F(HopperScalarGate, EachCut) {
     check(make_case(2, 1, 128, 64, 15, {{4096 + 300, 1000}, {64}}));
   }
   unsetenv("LLA_EMULATED_SEGMENT_LOG");
+}
+
+// Shared memory holds the weights of all nodes that rows of the longest sequence read, its history's included.
+TEST_F(HopperScalarGate, LongestSequencesFit) {
+  using namespace cuda::hopper;
+  const int entries = node_levels(blocks_of(kMostLength, kMostLength), kMostLength) + bits(kMostLength / kHalf) + 1;
+  EXPECT_EQ(entries, 31);
+  SharedLayout layout;
+  layout.units = true;  // fp16
+  layout.slots = 5;     // of segments of 2^5 blocks
+  layout.ring = 1;
+  EXPECT_TRUE(layout.fit(128, entries, false));
 }
 
 TEST_F(HopperScalarGate, Refuses) {

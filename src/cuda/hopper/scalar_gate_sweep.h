@@ -32,7 +32,7 @@ constexpr int kNodeTurns = 3;    // barriers for the node of a block: rows may l
 constexpr int kRing = 2;         // tiles for nodes from older segments and from histories
 constexpr int kWhole = 30;       // segment_log of a sweep over whole sequences
 constexpr size_t kMostShared = 232448;
-constexpr uint32_t kBarrierBytes = 512;
+constexpr uint32_t kBarrierBytes = 320;
 
 // Factors of a block in shared memory, followed by λ[entry][128] of the nodes that the rows read: a row reads a node with
 // λ start[row] newer[entry]. Linear: start alone.
