@@ -29,6 +29,27 @@ __device__ __forceinline__ float from_f16(unsigned bits) {
 __device__ __forceinline__ unsigned to_f16(float x) { return __half_as_ushort(__float2half_rn(x)); }
 #endif
 
+// Two numbers in one word, `low` in its lower half.
+__device__ __forceinline__ unsigned bf16_pair(float low, float high) {
+#if defined(LLA_CUDA_EMULATED)
+  return to_bf16(low) | to_bf16(high) << 16;
+#else
+  unsigned both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+#endif
+}
+
+__device__ __forceinline__ unsigned f16_pair(float low, float high) {
+#if defined(LLA_CUDA_EMULATED)
+  return to_f16(low) | to_f16(high) << 16;
+#else
+  unsigned both;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+#endif
+}
+
 // Element i of an array of type LLA_F32, LLA_BF16 or LLA_F16.
 __device__ __forceinline__ float load_element(const void* data, int32_t dtype, int64_t i) {
   if (dtype == LLA_F32) return static_cast<const float*>(data)[i];

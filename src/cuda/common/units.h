@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of fp16 numbers, which end at 65504 and lose bits below 6e-5: where a sum of many rows is stored in fp16, it is in units, powers
-// of two that follow from the factors alone. With W, the sum of the weights with which a sum takes its rows in, and a unit of at
-// least W, nothing in the sum is larger than the largest product of two elements, and it shrinks no further than an average does.
+// Sums of fp16 numbers, which end at 65504 and lose bits below 6e-5: where a sum of many rows is stored in fp16, it is in
+// units, powers of two that follow from the factors alone. With W, the sum of the weights with which a sum takes its rows
+// in, and a unit of at least W, nothing in the sum is larger than the largest product of two elements, and it shrinks no
+// further than an average does.
 #pragma once
 
 #include "cuda/common/platform.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What one warp does with small matrices of bf16 or fp16: products of 16 x 16 by 16 x 8, and loads of four 8 x 8 matrices that are
-// transposed on the way. All lanes take part.
+// What one warp does with small matrices of bf16 or fp16: products of 16 x 16 by 16 x 8, and loads of four 8 x 8 matrices
+// that are transposed on the way. All lanes take part.
 #pragma once
 
 #include "cuda/common/element.h"

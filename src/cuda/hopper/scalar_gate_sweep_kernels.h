@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalar gate forward on Hopper: the sweep's kernel, the nodes of whole segments, and their launches. For the files that have
-// them of one type of rows.
+// Scalar gate forward on Hopper: the sweep's kernel, the nodes of whole segments, and their launches. For the files that
+// have them of one type of rows.
 #pragma once
 
 #include "cuda/hopper/capability.h"
@@ -64,7 +64,8 @@ __device__ void copy_nodes(const SweepParameters& in, char* shared, Barriers* ba
         turn.next(in.layout.ring);
       }
       for (int entry = 0; entry < task.old_count(); ++entry) {
-        int column = 0, head = task.head * static_cast<int>(in.tiles) + task.tile, node = task.old_number * in.old_entries + entry;
+        int column = 0, head = task.head * static_cast<int>(in.tiles) + task.tile,
+            node = task.old_number * in.old_entries + entry;
         if (in.old_copies == nullptr) {
           int level;
           node = in.batch.sequences[task.sequence].history.node[task.old_level(entry, in.grain_shift, &level)];
@@ -186,7 +187,7 @@ __global__ void __launch_bounds__(kJoinThreads)
       float latest[kMostLevels];  // log decays
       uint2 contents[kMostLevels];
       float weights[kUnits ? kMostLevels : 1];  // fp16
-      constexpr int kAhead = 4;  // segments whose sums are under way
+      constexpr int kAhead = 4;                 // segments whose sums are under way
       float4 sums[kAhead] = {};
       float2 decays[kAhead] = {};
       const auto load_sum = [&](int64_t i, float4* content, float2* decay) {
@@ -247,15 +248,16 @@ int32_t launch_sweeps_of(SweepParameters* in, bool segmented, void* stream) {
     SweepParameters nodes = *in;
     nodes.layout.ring = 0;
     if (!nodes.layout.fit(kKeyDim, 0, true)) return LLA_INTERNAL;
-    status = launch(sweep<kType, kKeyDim, kLinear, true>, blocks(in->tasks), kSweepThreads, nodes.layout.bytes, stream, nodes);
+    status =
+        launch(sweep<kType, kKeyDim, kLinear, true>, blocks(in->tasks), kSweepThreads, nodes.layout.bytes, stream, nodes);
     if (status == LLA_OK)
       status = launch_early(join_segments<kType, kLinear>, joins, kJoinThreads, 0, stream, *in, size, parts, joins);
   }
   if (status == LLA_OK)
-    status =
-        segmented
-            ? launch_early(sweep<kType, kKeyDim, kLinear, false>, blocks(in->tasks), kSweepThreads, in->layout.bytes, stream, *in)
-            : launch(sweep<kType, kKeyDim, kLinear, false>, blocks(in->tasks), kSweepThreads, in->layout.bytes, stream, *in);
+    status = segmented ? launch_early(sweep<kType, kKeyDim, kLinear, false>, blocks(in->tasks), kSweepThreads,
+                                      in->layout.bytes, stream, *in)
+                       : launch(sweep<kType, kKeyDim, kLinear, false>, blocks(in->tasks), kSweepThreads, in->layout.bytes,
+                                stream, *in);
   return status;
 }
 

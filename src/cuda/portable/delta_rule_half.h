@@ -57,24 +57,6 @@ struct DeltaHalfScratch {
 
 constexpr float kTwo36 = 68719476736.0f;  // 64 products of two halves below 2^15 are less than this
 
-__device__ __forceinline__ unsigned pack_halves(float low, float high) {
-#if defined(LLA_CUDA_EMULATED)
-  return to_f16(low) | to_f16(high) << 16;
-#else
-  unsigned both;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-#endif
-}
-__device__ __forceinline__ unsigned pack_bf16(float low, float high) {
-#if defined(LLA_CUDA_EMULATED)
-  return to_bf16(low) | to_bf16(high) << 16;
-#else
-  unsigned both;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-#endif
-}
 __device__ __forceinline__ float2 unpack_halves(unsigned both) {
   return make_float2(from_f16(both & 0xffffu), from_f16(both >> 16));
 }
@@ -259,10 +241,10 @@ struct RowSum {
   __device__ __forceinline__ void pack(unsigned (&a)[kPairs][4], float scale0, float scale1) const {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
-      a[i][0] = pack_halves(c[2 * i][0] * scale0, c[2 * i][1] * scale0);
-      a[i][1] = pack_halves(c[2 * i][2] * scale1, c[2 * i][3] * scale1);
-      a[i][2] = pack_halves(c[2 * i + 1][0] * scale0, c[2 * i + 1][1] * scale0);
-      a[i][3] = pack_halves(c[2 * i + 1][2] * scale1, c[2 * i + 1][3] * scale1);
+      a[i][0] = f16_pair(c[2 * i][0] * scale0, c[2 * i][1] * scale0);
+      a[i][1] = f16_pair(c[2 * i][2] * scale1, c[2 * i][3] * scale1);
+      a[i][2] = f16_pair(c[2 * i + 1][0] * scale0, c[2 * i + 1][1] * scale0);
+      a[i][3] = f16_pair(c[2 * i + 1][2] * scale1, c[2 * i + 1][3] * scale1);
     }
   }
 };
@@ -326,7 +308,8 @@ __device__ __forceinline__ void bring_halves(char* tile, const void* matrix, int
     const int r = first + i * (kThreadCount / 16);
     const bool there = inside && r < rows;
     copy_async16(tile + half_place(r, piece),
-           reinterpret_cast<const float*>(there ? from + i * (kThreadCount / 16) * stride * 2 : matrix), there ? 16 : 0);
+                 reinterpret_cast<const float*>(there ? from + i * (kThreadCount / 16) * stride * 2 : matrix),
+                 there ? 16 : 0);
   }
 }
 
@@ -355,8 +338,8 @@ __device__ __forceinline__ float put_matrix(char* tile, const Elements& matrix, 
   for (int r = first; r < kWide; r += kThreadCount / 16) {
     load(r, x);
     uint4 out;
-    out.x = pack_halves(x[0].x * scale.to, x[0].y * scale.to), out.y = pack_halves(x[0].z * scale.to, x[0].w * scale.to);
-    out.z = pack_halves(x[1].x * scale.to, x[1].y * scale.to), out.w = pack_halves(x[1].z * scale.to, x[1].w * scale.to);
+    out.x = f16_pair(x[0].x * scale.to, x[0].y * scale.to), out.y = f16_pair(x[0].z * scale.to, x[0].w * scale.to);
+    out.z = f16_pair(x[1].x * scale.to, x[1].y * scale.to), out.w = f16_pair(x[1].z * scale.to, x[1].w * scale.to);
     *reinterpret_cast<uint4*>(tile + half_place(r, piece)) = out;
   }
   return scale.back;
@@ -420,7 +403,7 @@ __device__ __forceinline__ float scale_tile(char* tile, int32_t dtype, float* me
     const uint4 raw = *at;
     const auto scaled = [&](unsigned both) {
       const float2 x = get(both);
-      return pack_halves(x.x * scale.to, x.y * scale.to);
+      return f16_pair(x.x * scale.to, x.y * scale.to);
     };
     uint4 out;
     out.x = scaled(raw.x), out.y = scaled(raw.y), out.z = scaled(raw.z), out.w = scaled(raw.w);
@@ -437,8 +420,8 @@ __device__ __forceinline__ uint4 scaled_piece(const float (&x)[8], float* back) 
   const HalfScale scale(most);
   *back = scale.back;
   uint4 out;
-  out.x = pack_halves(x[0] * scale.to, x[1] * scale.to), out.y = pack_halves(x[2] * scale.to, x[3] * scale.to);
-  out.z = pack_halves(x[4] * scale.to, x[5] * scale.to), out.w = pack_halves(x[6] * scale.to, x[7] * scale.to);
+  out.x = f16_pair(x[0] * scale.to, x[1] * scale.to), out.y = f16_pair(x[2] * scale.to, x[3] * scale.to);
+  out.z = f16_pair(x[4] * scale.to, x[5] * scale.to), out.w = f16_pair(x[6] * scale.to, x[7] * scale.to);
   return out;
 }
 // row(r): elements of a row that could not come as it is, of the tail for example.

@@ -174,9 +174,9 @@ __global__ void __launch_bounds__(kWideThreads, 2) delta_rule_half_chunks(DeltaI
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         uint4 out;
-        out.x = pack_halves(x[2 * n].x * to, x[2 * n].y * to), out.y = pack_halves(x[2 * n].z * to, x[2 * n].w * to);
-        out.z = pack_halves(x[2 * n + 1].x * to, x[2 * n + 1].y * to);
-        out.w = pack_halves(x[2 * n + 1].z * to, x[2 * n + 1].w * to);
+        out.x = f16_pair(x[2 * n].x * to, x[2 * n].y * to), out.y = f16_pair(x[2 * n].z * to, x[2 * n].w * to);
+        out.z = f16_pair(x[2 * n + 1].x * to, x[2 * n + 1].y * to);
+        out.w = f16_pair(x[2 * n + 1].z * to, x[2 * n + 1].w * to);
         *reinterpret_cast<uint4*>(shared.inverse + half_place<kInverseRow>(i, first / 8 + n)) = out;
       }
     }
@@ -193,8 +193,8 @@ __global__ void __launch_bounds__(kWideThreads, 2) delta_rule_half_chunks(DeltaI
 #pragma unroll
       for (int n = 0; n < 2; ++n) {
         uint4 y;
-        y.x = pack_halves(x[8 * n] * to, x[8 * n + 1] * to), y.y = pack_halves(x[8 * n + 2] * to, x[8 * n + 3] * to);
-        y.z = pack_halves(x[8 * n + 4] * to, x[8 * n + 5] * to), y.w = pack_halves(x[8 * n + 6] * to, x[8 * n + 7] * to);
+        y.x = f16_pair(x[8 * n] * to, x[8 * n + 1] * to), y.y = f16_pair(x[8 * n + 2] * to, x[8 * n + 3] * to);
+        y.z = f16_pair(x[8 * n + 4] * to, x[8 * n + 5] * to), y.w = f16_pair(x[8 * n + 6] * to, x[8 * n + 7] * to);
         *reinterpret_cast<uint4*>(out + 8 * n) = y;
       }
       if (threadIdx.x == 0) scratch.inverse_scale[place] = by.back;

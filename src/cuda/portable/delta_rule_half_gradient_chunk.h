@@ -99,7 +99,7 @@ __device__ __forceinline__ void put_square(char* tile, int row, const RowSum<4>&
 #pragma unroll
     for (int half = 0; half < 2; ++half)
       *reinterpret_cast<unsigned*>(tile + half_place<kSquareRow>(row + 8 * half, j) + 4 * (threadIdx.x % 4)) =
-          pack_halves(sum.c[j][2 * half] * to, sum.c[j][2 * half + 1] * to);
+          f16_pair(sum.c[j][2 * half] * to, sum.c[j][2 * half + 1] * to);
 }
 
 // Rows of floats to scratch memory; null: nowhere.

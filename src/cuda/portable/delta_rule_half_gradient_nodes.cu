@@ -1,35 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // delta_rule_gradient_nodes.cu on halves: what nodes get from their readers, then down the tree what comes through the nodes
 // that they were joined into.
+#include "cuda/common/warp_matrix.h"
 #include "cuda/portable/delta_rule_half_gradient.h"
 #include "cuda/portable/delta_rule_half_walk.h"
 
 namespace lla::cuda {
 
 namespace {
-
-// c[16 x 8] += a[16 x 16] b[16 x 8] of a warp, in bf16 (PTX mma.m16n8k16).
-__device__ __forceinline__ void multiply_bf16(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-#if defined(LLA_CUDA_EMULATED)
-  unsigned give[6] = {a[0], a[1], a[2], a[3], b0, b1};
-  const char* all = emulator::warp_meet(give, sizeof give);
-  const auto element = [all](int lane, int i) {
-    return from_bf16(reinterpret_cast<const unsigned short*>(all + 64 * lane)[i]);
-  };
-  const int l = emulator::lane();
-  for (int i = 0; i < 4; ++i) {
-    const int row = l / 4 + 8 * (i / 2), column = 2 * (l % 4) + i % 2;
-    for (int k = 0; k < 16; ++k) {
-      c[i] += element(row % 8 * 4 + k % 8 / 2, 2 * (row / 8 + 2 * (k / 8)) + k % 2) *
-              element(column * 4 + k % 8 / 2, 8 + 2 * (k / 8) + k % 2);
-    }
-  }
-#else
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-               : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-#endif
-}
 
 // ---- readers ------------------------------------------------------------------------------------------------------------
 
@@ -101,7 +79,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
             const float4 a = load4(from, given.dtype, 8 * piece, left),
                          b = left > 4 ? load4(from, given.dtype, 8 * piece + 4, left - 4) : make_float4(0, 0, 0, 0);
             const auto pair = [&](float p, float q) {
-              return given.dtype == LLA_BF16 ? to_bf16(p) | to_bf16(q) << 16 : pack_halves(p, q);
+              return given.dtype == LLA_BF16 ? to_bf16(p) | to_bf16(q) << 16 : f16_pair(p, q);
             };
             uint4 raw;
             raw.x = pair(a.x, a.y), raw.y = pair(a.z, a.w), raw.z = pair(b.x, b.y), raw.w = pair(b.z, b.w);
@@ -127,7 +105,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
           const float2 halves = unpack_halves(both);
           const float p = dy.dtype == LLA_BF16 ? from_bf16(both & 0xffffu) : halves.x,
                       q = dy.dtype == LLA_BF16 ? from_bf16(both >> 16) : halves.y;
-          return pack_bf16(weights[i] * p, weights[i] * q);
+          return bf16_pair(weights[i] * p, weights[i] * q);
         };
         uint4 out;
         out.x = times(raw.x), out.y = times(raw.y), out.z = times(raw.z), out.w = times(raw.w);
@@ -162,8 +140,8 @@ __global__ void __launch_bounds__(kWideThreads, 1)
             if (j < 7) load_fragment<true>(b[(j + 1) % 2], block_address(right, k, j + 1));
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-              multiply_bf16(sum[i].c[2 * j], a[i], b[j % 2][0], b[j % 2][1]);
-              multiply_bf16(sum[i].c[2 * j + 1], a[i], b[j % 2][2], b[j % 2][3]);
+              multiply_half<LLA_BF16>(sum[i].c[2 * j], a[i], b[j % 2][0], b[j % 2][1]);
+              multiply_half<LLA_BF16>(sum[i].c[2 * j + 1], a[i], b[j % 2][2], b[j % 2][3]);
             }
           }
         }

@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
         for (int n = 0; n < 4; ++n) {
           const float2 y = unpack_halves(from[n]), z = unpack_halves(with[n]);
           dot += y.x * z.x + y.y * z.y;
-          to[n] = pack_halves(f * y.x, f * y.y);
+          to[n] = f16_pair(f * y.x, f * y.y);
         }
 #pragma unroll
         for (int distance = 8; distance > 0; distance >>= 1) dot += __shfl_xor_sync(kAllLanes, dot, distance);

@@ -50,7 +50,7 @@ __device__ __forceinline__ void put_bf16(const WideRows& sum, unsigned short* ro
   for (int group = 0; group < 4; ++group)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const auto pair = [&](int j) { return pack_bf16(sum.c[4 * group + j][2 * half], sum.c[4 * group + j][2 * half + 1]); };
+      const auto pair = [&](int j) { return bf16_pair(sum.c[4 * group + j][2 * half], sum.c[4 * group + j][2 * half + 1]); };
       const uint4 x = exchange_pieces(pair(0), pair(1), pair(2), pair(3));
       unsigned short* to = half ? row1 : row0;
       if (to && 32 * group + 8 * q < stride) *reinterpret_cast<uint4*>(to + 32 * group + 8 * q) = x;

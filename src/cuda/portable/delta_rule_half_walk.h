@@ -151,7 +151,7 @@ struct HalfSum {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const auto pair = [&](int j) {
-            return pack_halves(rows[i].c[4 * group + j][2 * half] * scale.to,
+            return f16_pair(rows[i].c[4 * group + j][2 * half] * scale.to,
                                rows[i].c[4 * group + j][2 * half + 1] * scale.to);
           };
           const uint4 x = exchange_pieces(pair(0), pair(1), pair(2), pair(3));
@@ -201,7 +201,7 @@ __device__ __forceinline__ void put_outputs(const WideRows& sum, const View& y, 
     const bool plain = y.dtype != LLA_F32 && !y.accumulate && dv % 8 == 0 && (reinterpret_cast<uintptr_t>(to) & 15) == 0;
     const auto pack = [&](int j) {
       const float p = sum.c[j][2 * i], q = sum.c[j][2 * i + 1];
-      return y.dtype == LLA_BF16 ? pack_bf16(p, q) : pack_halves(p, q);
+      return y.dtype == LLA_BF16 ? bf16_pair(p, q) : f16_pair(p, q);
     };
 #pragma unroll
     for (int group = 0; group < 4; ++group) {

@@ -479,7 +479,8 @@ int32_t launch_steps(const Inputs& in, const View& y, void* stream) {
 
 int32_t load_steps() {
   for (const int32_t status : {load_half_steps<LLA_BF16>(), load_half_steps<LLA_F16>(), load_kernel(step_rows<1, false>),
-                               load_kernel(step_rows<1, true>), load_kernel(step_rows<kStepRows, false>), load_kernel(step_rows<kStepRows, true>)}) {
+                               load_kernel(step_rows<1, true>), load_kernel(step_rows<kStepRows, false>),
+                               load_kernel(step_rows<kStepRows, true>)}) {
     if (status != LLA_OK) return status;
   }
   return LLA_OK;

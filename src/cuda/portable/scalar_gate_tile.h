@@ -21,26 +21,6 @@ struct alignas(16) Tile {
   TileElement<kExact> data[64 * kStride];
 };
 
-__device__ __forceinline__ unsigned bf16_pair(float low, float high) {
-#if defined(LLA_CUDA_EMULATED)
-  return to_bf16(low) | to_bf16(high) << 16;
-#else
-  unsigned both;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-#endif
-}
-
-__device__ __forceinline__ unsigned f16_pair(float low, float high) {
-#if defined(LLA_CUDA_EMULATED)
-  return to_f16(low) | to_f16(high) << 16;
-#else
-  unsigned both;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-#endif
-}
-
 // Elements (row, column) and (row, column + 1), column even.
 template <bool kExact>
 __device__ __forceinline__ float2 read_pair(const Tile<kExact>& tile, int row, int column) {
