@@ -9,26 +9,35 @@ using DWord = hn::RebindToUnsigned<D>;
 using Words = hn::Vec<DWord>;
 using DHalf = hn::Rebind<uint16_t, D>;
 
-// The upper half of x as bf16, rounded (cut off where that would be infinite), and x less it; what is not finite leaves
-// nothing.
-HWY_INLINE Words upper_half(V* x) {
+// The parts of x: its upper half, which bf16 holds, the upper half of the exact rest, and that of the next rest, which has
+// no more than 8 of the 24 bits left. Infinity leaves nothing.
+HWY_INLINE void take_parts(V x, V parts[kParts]) {
   const D d;
   const DWord words;
-  const Words upper = hn::Set(words, 0xffff0000u), bits = hn::BitCast(words, *x);
-  const V rounded = hn::BitCast(d, hn::And(hn::Add(bits, hn::Set(words, 0x8000u)), upper));
-  const auto is_finite = hn::Le(hn::Abs(rounded), hn::Set(d, 3.4028235e38f));
-  const V high = hn::IfThenElse(is_finite, rounded, hn::BitCast(d, hn::And(bits, upper)));
-  const V rest = hn::Sub(*x, high);
-  *x = hn::IfThenElseZero(hn::Eq(rest, rest), rest);
-  return hn::BitCast(words, high);
+  const auto less_upper_half = [&](V v) HWY_ATTR {
+    return hn::Sub(v, hn::BitCast(d, hn::And(hn::BitCast(words, v), hn::Set(words, 0xffff0000u))));
+  };
+  static_assert(kParts == 3);
+  parts[0] = x;
+  parts[1] = hn::IfThenZeroElse(hn::IsInf(x), less_upper_half(x));
+  parts[2] = less_upper_half(parts[1]);
+}
+
+// Words of two upper halves, the second one above.
+HWY_INLINE Words pair_of(V first, V second) {
+  const DWord words;
+  const hn::Repartition<uint16_t, D> halves;
+  const Words low = hn::ShiftRight<16>(hn::BitCast(words, first));
+  return hn::BitCast(words, hn::OddEven(hn::BitCast(halves, second), hn::BitCast(halves, low)));
 }
 
 void split_rows(int64_t m, int64_t n, const float* a, int64_t lda, uint16_t* out, int64_t next, int64_t ldo) {
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t j = 0; j < n; j += kLanes) {
-      V x = hn::LoadU(D(), a + i * lda + j);
+      V parts[kParts];
+      take_parts(hn::LoadU(D(), a + i * lda + j), parts);
       for (int part = 0; part < kParts; ++part) {
-        const Words half = hn::ShiftRight<16>(upper_half(&x));
+        const Words half = hn::ShiftRight<16>(hn::BitCast(DWord(), parts[part]));
         hn::StoreU(hn::TruncateTo(DHalf(), half), DHalf(), out + part * next + i * ldo + j);
       }
     }
@@ -51,12 +60,11 @@ void split_pack_pairs(int64_t k, int64_t n, const float* b, int64_t ldb, uint32_
   for (int64_t p = 0; p < k; p += 2) {
     for (int64_t j = 0; j < n; j += kLanes) {
       const float* from = b + p * ldb + j;
-      V first = hn::LoadU(D(), from), second = hn::LoadU(D(), from + ldb);
+      V first[kParts], second[kParts];
+      take_parts(hn::LoadU(D(), from), first);
+      take_parts(hn::LoadU(D(), from + ldb), second);
       uint32_t* to = out + j / 16 * block + p * 8 + j % 16;
-      for (int part = 0; part < kParts; ++part) {
-        const Words low = hn::ShiftRight<16>(upper_half(&first)), high = upper_half(&second);
-        hn::StoreU(hn::Or(low, high), DWord(), to + part * next);
-      }
+      for (int part = 0; part < kParts; ++part) hn::StoreU(pair_of(first[part], second[part]), DWord(), to + part * next);
     }
   }
 }

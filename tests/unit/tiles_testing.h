@@ -19,9 +19,8 @@ inline uint16_t to_half(float x) {
 }
 // Takes the upper half off x.
 inline uint16_t take_half(float* x) {
-  const uint16_t half = to_half(*x);
-  const float rest = *x - from_half(half);
-  *x = std::isnan(rest) ? 0 : rest;
+  const uint16_t half = static_cast<uint16_t>(std::bit_cast<uint32_t>(*x) >> 16);
+  *x = std::isinf(*x) ? 0 : *x - from_half(half);
   return half;
 }
 
