@@ -38,7 +38,7 @@ struct Buffers {
   }
 };
 
-// Row t of q K^T, `from`, becomes the row of weights `to`. `key` holds the key-side factors.
+// A small chunk: row t of q K^T, `from`, becomes the row of weights `to`. `key` holds the key-side factors.
 void weigh_row(const MixerShape& shape, const Factors& f, int64_t t, const float* lambda, float scale, const float* from,
                float* to) {
   const int64_t c = shape.grain;
@@ -53,10 +53,21 @@ void weigh_row(const MixerShape& shape, const Factors& f, int64_t t, const float
 }
 
 // Rows [i0, i1) of the weights from their q.k, `from`, which may be `rows`; zeros above the diagonal.
-void weigh_rows(const MixerShape& shape, const Sizes& z, const Operands& o, const Factors& factors, int64_t i0, int64_t i1,
-                const float* from, float* rows) {
+void weigh_rows(const Simd& simd, const MixerShape& shape, const Sizes& z, const Operands& o, const Factors& factors,
+                int64_t i0, int64_t i1, const float* from, float* rows) {
   const int64_t c = z.grain;
   const float scale = static_cast<float>(shape.scale);
+  if (c % kWeightsGrain == 0) {
+    ChunkWeights w;
+    w.grain = c;
+    w.table = factors.table;
+    w.write = o.write;
+    w.key = factors.key;
+    w.scale = scale;
+    w.lambda = o.lambda ? o.lambda + (i0 - o.lo) * z.levels : nullptr;
+    w.lambda_stride = w.columns = z.levels;
+    return simd.weigh_rows(w, i0, i1, from, rows);
+  }
   for (int64_t t = i0; t < i1; ++t) {
     if (t == o.lo)
       first_keys(factors, c, t, o.write);
@@ -90,7 +101,7 @@ void forward_rows(const Simd& simd, const MixerShape& shape, const Sizes& z, con
     const int64_t i1 = std::min(i0 + kTriangleBlock, t1), rows = i1 - i0;
     float* weights = b.weights + (i0 - t0) * c;
     if (!products) products_of_rows(simd, o, dk, i0, i1, weights, c);
-    weigh_rows(shape, z, o, b.factors, i0, i1, products ? products + (i0 - t0) * c : weights, weights);
+    weigh_rows(simd, shape, z, o, b.factors, i0, i1, products ? products + (i0 - t0) * c : weights, weights);
     float* out = y + (i0 - t0) * ldy;
     bool any = false;
     for (int n = 0; n < o.v.parts; ++n) {
@@ -116,7 +127,7 @@ void forward_chunk(const Simd& simd, const Tiles& tiles, const MixerForward& p, 
     tile_products(tiles, z, b->tiles, b->weights);
     products = b->weights;
   }
-  weigh_rows(p.shape, z, o, b->factors, 0, c, products, b->weights);
+  weigh_rows(simd, p.shape, z, o, b->factors, 0, c, products, b->weights);
   tile_values(tiles, z, b->weights, b->tiles, b->y);
   for (int n = 0; n < reads.count; ++n) {
     weigh_reads(p.shape, z, o, b->factors, reads, n, 0, c, b->row_weight);

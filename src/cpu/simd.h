@@ -14,6 +14,20 @@ namespace lla::cpu {
 // gets the same bits. outer_product may be cut anywhere.
 constexpr int64_t kDotDepth = 384;
 
+// What turns products q.k of a chunk into weights of the scalar gate. Level l >= 1 parts the rows t and s, bit_length(t ^ s)
+// = l; both have a factor of the decay between them.
+struct ChunkWeights {
+  int64_t grain = 0;             // C, a multiple of kWeightsGrain
+  const float* table = nullptr;  // [log2(C) + 1][C]: (l, x) is row x's factor at level l
+  const float* write = nullptr;  // [C]
+  float* key = nullptr;          // [C], overwritten
+  float scale = 1;
+  const float* lambda = nullptr;  // of the first row; null: 1
+  int64_t lambda_stride = 0;
+  int64_t columns = 0;  // of λ; levels beyond read the last one
+};
+constexpr int64_t kWeightsGrain = 16;
+
 struct Simd {
   int32_t isa;       // LLA_ISA_...
   const char* name;  // "avx2"
@@ -59,6 +73,9 @@ struct Simd {
   // Then x = factor * x * key * write, and the sum of the old x * w * write is returned.
   float (*weigh_gradient)(float* x, float* p, float* left, const float* products, const float* key, const float* write,
                           float factor, int64_t n);
+  // Rows [begin, end) of q.k, `from` [end - begin][C], which may be `to`: times decay, λ, scale and write up to the
+  // diagonal, zeros from there to `end`. What `from` holds behind the diagonal is not used.
+  void (*weigh_rows)(const ChunkWeights& weights, int64_t begin, int64_t end, const float* from, float* to);
   void (*exp)(float* out, const float* a, int64_t n);  // relative error <= 2e-7; exp(-inf) = 0, large negative -> 0
   void (*sigmoid)(float* out, const float* a, int64_t n);
   void (*silu)(float* out, const float* a, int64_t n);      // a * sigmoid(a)

@@ -2,6 +2,9 @@
 // The functions behind the Simd tables, declared once per Highway target (hence no include guard), and partial vectors.
 // To be included after hwy/highway.h, between HWY_BEFORE_NAMESPACE and HWY_AFTER_NAMESPACE.
 
+namespace lla::cpu {
+struct ChunkWeights;
+}
 namespace lla::cpu::HWY_NAMESPACE {
 
 void dot_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
@@ -27,6 +30,7 @@ void multiply(float* out, const float* a, const float* b, int64_t n);
 void multiply_add(float* out, const float* a, const float* b, int64_t n);
 float weigh_gradient(float* x, float* p, float* left, const float* products, const float* key, const float* write,
                      float factor, int64_t n);
+void weigh_rows(const ChunkWeights& weights, int64_t begin, int64_t end, const float* from, float* to);
 void exp(float* out, const float* a, int64_t n);
 void sigmoid(float* out, const float* a, int64_t n);
 void silu(float* out, const float* a, int64_t n);

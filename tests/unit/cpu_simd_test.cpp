@@ -247,6 +247,69 @@ TEST_P(SimdTest, RowsAreIndependent) {
   }
 }
 
+// Every (t, s) by its own level; NaN in what is not to be read: λ of dead levels, factors of other rows, behind the
+// diagonal.
+TEST_P(SimdTest, WeighRows) {
+  for (const int64_t c : {16, 32, 64, 256}) {
+    int64_t levels = 1;
+    while (int64_t{1} << (levels - 1) < c) ++levels;
+    const std::vector<float> gates = random_floats(levels * c, 51, 0, 1), write = random_floats(c, 52),
+                             products = random_floats(c * c, 53);
+    for (const auto& [begin, end] : {std::pair<int64_t, int64_t>{0, c}, {0, 16}, {c - 16, c}, {5, 11}, {c - 1, c}}) {
+      for (const int64_t columns : {int64_t{0}, int64_t{3}, levels}) {
+        const int64_t rows = end - begin, stride = columns + 2;
+        std::vector<float> lambda = random_floats(rows * stride, 54), from(static_cast<size_t>(rows * c), kNan);
+        for (int64_t t = begin; t < end; ++t) {
+          for (int64_t s = 0; s <= t; ++s)
+            from[static_cast<size_t>((t - begin) * c + s)] = products[static_cast<size_t>(t * c + s)];
+          for (int64_t l = 1; l < columns && columns == levels; ++l) {
+            if (!(t >> (l - 1) & 1)) lambda[static_cast<size_t>((t - begin) * stride + l)] = kNan;
+          }
+        }
+        std::vector<float> table(static_cast<size_t>(levels * c), kNan), key(static_cast<size_t>(c), kNan),
+            to(from.size(), 7);
+        const auto level_of = [](int64_t t, int64_t s) { return std::bit_width(static_cast<uint64_t>(t ^ s)); };
+        for (int64_t t = begin; t < end; ++t) {
+          for (int64_t s = 0; s < t; ++s) {
+            for (const int64_t x : {t, s}) {
+              const size_t at = static_cast<size_t>(level_of(t, s) * c + x);
+              table[at] = gates[at];
+            }
+          }
+        }
+        ChunkWeights w;
+        w.grain = c;
+        w.table = table.data();
+        w.write = write.data();
+        w.key = key.data();
+        w.scale = 0.75f;
+        w.lambda = columns > 0 ? lambda.data() : nullptr;
+        w.lambda_stride = stride;
+        w.columns = columns;
+        s.weigh_rows(w, begin, end, from.data(), to.data());
+        for (int64_t t = begin; t < end; ++t) {
+          for (int64_t x = 0; x < end; ++x) {
+            double want = 0;
+            if (x <= t) {
+              const int64_t l = level_of(t, x);
+              want = 0.75 * from[static_cast<size_t>((t - begin) * c + x)] * write[static_cast<size_t>(x)];
+              if (l > 0)
+                want *= static_cast<double>(table[static_cast<size_t>(l * c + t)]) * table[static_cast<size_t>(l * c + x)];
+              if (columns > 0) want *= lambda[static_cast<size_t>((t - begin) * stride + std::min<int64_t>(l, columns - 1))];
+            }
+            ASSERT_NEAR(to[static_cast<size_t>((t - begin) * c + x)], want, 0x1p-21 * std::fabs(want))
+                << c << " " << t << " " << x;
+          }
+        }
+        s.weigh_rows(w, begin, end, from.data(), from.data());  // in place
+        for (int64_t t = 0; t < rows; ++t) {
+          ASSERT_EQ(0, std::memcmp(from.data() + t * c, to.data() + t * c, static_cast<size_t>(end) * sizeof(float)));
+        }
+      }
+    }
+  }
+}
+
 // Cutting k where simd.h allows it changes no bit.
 TEST_P(SimdTest, ProductsMayBeCut) {
   const int64_t m = 7, n = 21, k = 2 * kDotDepth + 77;
