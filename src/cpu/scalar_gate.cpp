@@ -274,26 +274,32 @@ void join_nodes(const Simd& simd, const Sizes& z, const SlotMemory& state, const
   nodes->node[created] = Node{content, log_decay, buffer};
 }
 
-void Products::carve(const MixerShape& shape, const Limits& limits, Carver* carver) {
+void Products::carve(const MixerShape& shape, const Limits& limits, bool on_tiles, Carver* carver) {
   if (!shares_products(shape)) return;
   rows = limits.rows;
   data = carver->floats(times(shape.groups, times(rows, shape.grain)));
+  if (!on_tiles) return;
+  key_rows = reinterpret_cast<uint16_t*>(carver->floats(times(shape.groups, times(rows, shape.key_dim / 2))));
+}
+
+void fill_chunk_products(const Simd& simd, const MixerInputs& in, const Sequence& s, int64_t group, int64_t index,
+                         const OperandBuffers& buffers, const Products& products) {
+  const MixerShape& shape = *in.shape;
+  const int64_t c = shape.grain, dk = shape.key_dim;
+  Operands o;
+  load_keys(simd, in, s, head_of(shape, group, 0), index, false, buffers, &o);
+  for (int64_t t0 = o.lo; t0 < o.hi; t0 += kTriangleBlock) {
+    const int64_t t1 = std::min(t0 + kTriangleBlock, o.hi);
+    float* rows = products.row(shape, group, o.row + t0 - o.lo);
+    products_of_rows(simd, o, dk, t0, t1, rows, c);
+    for (int64_t t = t0; t < t1; ++t) std::fill_n(rows + (t - t0) * c, o.k.part[0].first, 0.0f);
+  }
 }
 
 void fill_products(const Simd& simd, const MixerInputs& in, const Sequence& s, int64_t group, int64_t split,
                    const OperandBuffers& buffers, const Products& products) {
-  const MixerShape& shape = *in.shape;
-  const int64_t c = shape.grain, dk = shape.key_dim, first = first_chunk(s, c), chunks = chunk_count(s, c);
-  for (int64_t i = split * chunks / kSplits; i < (split + 1) * chunks / kSplits; ++i) {
-    Operands o;
-    load_keys(simd, in, s, head_of(shape, group, 0), first + i, false, buffers, &o);
-    for (int64_t t0 = o.lo; t0 < o.hi; t0 += kTriangleBlock) {
-      const int64_t t1 = std::min(t0 + kTriangleBlock, o.hi);
-      float* rows = products.row(shape, group, o.row + t0 - o.lo);
-      products_of_rows(simd, o, dk, t0, t1, rows, c);
-      for (int64_t t = t0; t < t1; ++t) std::fill_n(rows + (t - t0) * c, o.k.part[0].first, 0.0f);
-    }
-  }
+  for_chunks_of_split(s, in.shape->grain, split,
+                      [&](int64_t index) { fill_chunk_products(simd, in, s, group, index, buffers, products); });
 }
 
 int64_t saved_bytes(const MixerShape& shape, const Limits& limits) {

@@ -182,16 +182,28 @@ inline int created_node(const Sizes& sizes, int64_t index) {
 // Products q.k of all rows of the call with the rows of their chunks, which the heads of a group share: shared scratch of a
 // first phase. Row r of the row axis has grain columns, those up to its own are set.
 struct Products {
-  float* data = nullptr;  // [G][rows][C]; null: every head computes its own
+  float* data = nullptr;         // [G][rows][C]; null: every head computes its own
+  uint16_t* key_rows = nullptr;  // [G][rows][dk] for tiles: k^T [dk][C] of every whole chunk
   int64_t rows = 0;
   int64_t first = 0;  // row of the row axis with which they begin
-  void carve(const MixerShape& shape, const Limits& limits, Carver* carver);
+  void carve(const MixerShape& shape, const Limits& limits, bool on_tiles, Carver* carver);
   float* row(const MixerShape& shape, int64_t group, int64_t r) const {
     return data ? data + (group * rows + r - first) * shape.grain : nullptr;
   }
+  uint16_t* keys(const MixerShape& shape, int64_t group, int64_t r) const {
+    return key_rows ? key_rows + (group * rows + r - first) * shape.key_dim : nullptr;
+  }
 };
 inline bool shares_products(const MixerShape& shape) { return shape.heads > shape.groups && shape.grain <= 256; }
-// Part `split` of kSplits of the chunks of a sequence, for one group.
+// For chunk number `index` of a sequence and one group.
+void fill_chunk_products(const Simd& simd, const MixerInputs& in, const Sequence& s, int64_t group, int64_t index,
+                         const OperandBuffers& buffers, const Products& products);
+// Part `split` of kSplits of the chunks of a sequence: f(index).
+template <class F>
+void for_chunks_of_split(const Sequence& s, int64_t grain, int64_t split, F f) {
+  const int64_t first = first_chunk(s, grain), chunks = chunk_count(s, grain);
+  for (int64_t i = split * chunks / kSplits; i < (split + 1) * chunks / kSplits; ++i) f(first + i);
+}
 void fill_products(const Simd& simd, const MixerInputs& in, const Sequence& s, int64_t group, int64_t split,
                    const OperandBuffers& buffers, const Products& products);
 // Head number `i` of a group.

@@ -34,7 +34,7 @@ struct Split {
     dq = carver->floats(times(copies, rows));
     dk = carver->floats(times(copies, key_rows));
     if (!shares_products(shape)) return;
-    products.carve(shape, limits, carver);
+    products.carve(shape, limits, false, carver);
     dproducts = carver->floats(times(times(parts, groups), times(rows, shape.grain)));
   }
   float* product_rows(const MixerShape& shape, int64_t part, int64_t group, int64_t row) const {
@@ -251,13 +251,14 @@ void Walk::sweep_forward() {
     const bool on_tiles = tiles_ && is_whole(z_, s_, i);
     OperandBuffers buffers = b_.operands;
     buffers.q = nullptr;
-    if (on_tiles) buffers.k = nullptr;
+    if (on_tiles) buffers.k = buffers.v = nullptr;
     Operands o;
     load_operands(simd_, inputs_, s_, head_, i, false, buffers, &o);
     fill_suffix(simd_, z_, o.gate, &factors);
     float* content = b_.created + (i - first_) * created_stride_;
     if (on_tiles) {
-      tile_content(simd_, *tiles_, inputs_, z_, s_, head_, o, factors, b_.fold, b_.gradient.scaled, content);
+      transpose_keys(simd_, *tiles_, inputs_, z_, s_, head_, o.row, b_.fold, b_.fold.key_rows);
+      tile_content(*tiles_, inputs_, z_, s_, head_, o, factors, b_.fold.key_rows, b_.fold, content);
       join_nodes(simd_, z_, p_.state, o, factors, content, -1, &nodes);
     } else {
       fold_chunk(simd_, z_, p_.state, o, factors, b_.gradient.scaled, content, -1, &nodes);

@@ -122,8 +122,9 @@ void forward_rows(const Simd& simd, const MixerShape& shape, const Sizes& z, con
 void forward_chunk(const Simd& simd, const Tiles& tiles, const MixerForward& p, const Sizes& z, const Sequence& s,
                    int64_t head, const Operands& o, const Reads& reads, const float* products, Buffers* b) {
   const int64_t c = z.grain, dv = z.value_dim;
-  load_tiles(simd, tiles, p, z, s, head, o.row, &b->tiles);
+  load_tiles(tiles, p, z, s, head, o.row, &b->tiles);
   if (!products) {
+    load_tile_keys(simd, p, z, s, head, o.row, &b->tiles);
     tile_products(tiles, z, b->tiles, b->weights);
     products = b->weights;
   }
@@ -181,7 +182,7 @@ bool accepts_tiles(const MixerBackward& p) { return accepts_backward(p) && fits_
 void measure_forward(const MixerForward& p, const Limits& limits, bool on_tiles, Need* need) {
   Carver shared(nullptr), thread(nullptr);
   Products products;
-  products.carve(p.shape, limits, &shared);
+  products.carve(p.shape, limits, on_tiles, &shared);
   Buffers buffers;
   buffers.carve(p.shape, limits, on_tiles, &thread);
   const bool overflow = shared.bytes() < 0 || thread.bytes() < 0;
@@ -211,7 +212,7 @@ void forward_head(const Simd& simd, const Tiles* tiles, const MixerForward& p, c
   for (int64_t i = first; i < first + chunks; ++i) {
     const bool on_tiles = tiles && is_whole(z, s, i);
     OperandBuffers buffers = b.operands;
-    if (on_tiles) buffers.q = buffers.k = nullptr;                                      // taken as they are
+    if (on_tiles) buffers.q = buffers.k = buffers.v = nullptr;                          // taken as they are
     if (products.data && (i + 1) * z.grain > s.position + s.rows) buffers.k = nullptr;  // no node is made of them
     Operands o;
     load_operands(simd, inputs, s, head, i, false, buffers, &o);
@@ -247,7 +248,12 @@ void forward_head(const Simd& simd, const Tiles* tiles, const MixerForward& p, c
     }
     fill_suffix(simd, z, o.gate, &b.factors);
     if (on_tiles) {
-      tile_content(simd, *tiles, inputs, z, s, head, o, b.factors, b.tiles.fold, b.scaled, content);
+      const uint16_t* key_rows = products.keys(shape, shape.group_of(head), o.row);
+      if (!key_rows) {
+        transpose_keys(simd, *tiles, inputs, z, s, head, o.row, b.tiles.fold, b.tiles.fold.key_rows);
+        key_rows = b.tiles.fold.key_rows;
+      }
+      tile_content(*tiles, inputs, z, s, head, o, b.factors, key_rows, b.tiles.fold, content);
       join_nodes(simd, z, p.state, o, b.factors, content, buffer, &nodes);
     } else {
       fold_chunk(simd, z, p.state, o, b.factors, b.scaled, content, buffer, &nodes);
@@ -260,6 +266,23 @@ void forward_head(const Simd& simd, const Tiles* tiles, const MixerForward& p, c
   }
   if (tiles) tiles->end();
   store_tail(simd, p, s, head);
+}
+
+// Part `split` of what the heads of a group share, on tiles where that can be.
+void share_products(const Simd& simd, const Tiles* tiles, const MixerForward& p, const Sizes& z, const Sequence& s,
+                    int64_t group, int64_t split, const Products& products, Buffers* b) {
+  const MixerInputs inputs = inputs_of(p);
+  if (!tiles) return fill_products(simd, inputs, s, group, split, b->operands, products);
+  const int64_t head = head_of(p.shape, group, 0);
+  tiles->begin();
+  for_chunks_of_split(s, z.grain, split, [&](int64_t index) {
+    if (!is_whole(z, s, index)) return fill_chunk_products(simd, inputs, s, group, index, b->operands, products);
+    const int64_t row = s.row_begin + index * z.grain - s.position;
+    load_tile_keys(simd, p, z, s, head, row, &b->tiles);
+    tile_products(*tiles, z, b->tiles, products.row(p.shape, group, row));
+    transpose_keys(simd, *tiles, inputs, z, s, head, row, b->tiles.fold, products.keys(p.shape, group, row));
+  });
+  tiles->end();
 }
 
 }  // namespace
@@ -283,13 +306,13 @@ void run_forward(const Simd& simd, const Tiles* tiles, const MixerForward& p, co
   Carver shared(scratch.shared), thread(scratch.thread);
   b.carve(shape, limits, tiles, &thread);
   const bool in_two = phases_forward(p) == 2;
-  if (in_two) products.carve(shape, limits, &shared);
+  if (in_two) products.carve(shape, limits, tiles, &shared);
   const int64_t pieces = in_two && phase == 0 ? kSplits : parts_of_group(p);
   const int64_t piece = task % pieces, group = task / pieces % shape.groups, order = task / pieces / shape.groups;
   const Sequence& s = p.batch.sequences[order];
   if (s.padding) return;
   if (in_two && phase == 0) {
-    fill_products(simd, inputs_of(p), s, group, piece, b.operands, products);
+    share_products(simd, tiles, p, z, s, group, piece, products, &b);
     return;
   }
   const int64_t share = shape.heads / shape.groups, first = piece * share / pieces, last = (piece + 1) * share / pieces;

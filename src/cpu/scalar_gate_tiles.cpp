@@ -27,13 +27,19 @@ void TileBuffers::carve(const Sizes& z, int64_t node_count, Carver* carver) {
 
 void TileBuffers::forget_nodes() { std::fill(packed, packed + kNodes, nullptr); }
 
-void load_tiles(const Simd& simd, const Tiles& tiles, const MixerForward& p, const Sizes& z, const Sequence& s, int64_t head,
-                int64_t row, TileBuffers* b) {
-  const int64_t c = z.grain, dk = z.key_dim, dv = z.value_dim, group = p.shape.group_of(head);
-  b->q = static_cast<const uint16_t*>(p.q.at(s.index, row, group));
+void load_tiles(const Tiles& tiles, const MixerForward& p, const Sizes& z, const Sequence& s, int64_t head, int64_t row,
+                TileBuffers* b) {
+  const int64_t c = z.grain, dv = z.value_dim;
+  b->q = static_cast<const uint16_t*>(p.q.at(s.index, row, p.shape.group_of(head)));
   b->q_stride = p.q.row_stride;
   tiles.pack(c, dv, static_cast<const uint16_t*>(p.v.at(s.index, row, head)), p.v.row_stride, b->values, c / 2 * kTileRows);
-  if (shares_products(p.shape)) return;
+}
+
+void load_tile_keys(const Simd& simd, const MixerForward& p, const Sizes& z, const Sequence& s, int64_t head, int64_t row,
+                    TileBuffers* b) {
+  const int64_t c = z.grain, dk = z.key_dim, group = p.shape.group_of(head);
+  b->q = static_cast<const uint16_t*>(p.q.at(s.index, row, group));
+  b->q_stride = p.q.row_stride;
   // Two numbers that lie side by side in k are one word, and the words only have to be transposed.
   for (int64_t t = 0; t < c; ++t) {
     std::memcpy(b->words + t * dk / 2, p.k.at(s.index, row + t, group), static_cast<size_t>(dk) * 2);
@@ -41,6 +47,17 @@ void load_tiles(const Simd& simd, const Tiles& tiles, const MixerForward& p, con
   for (int64_t j = 0; j < c; j += kTileRows) {
     simd.transpose(kTileRows, dk / 2, b->words + j * dk / 2, dk / 2, reinterpret_cast<float*>(b->keys + j * dk / 2),
                    kTileRows);
+  }
+}
+
+void transpose_keys(const Simd& simd, const Tiles& tiles, const MixerInputs& in, const Sizes& z, const Sequence& s,
+                    int64_t head, int64_t row, const FoldTiles& b, uint16_t* key_rows) {
+  const int64_t c = z.grain, dk = z.key_dim;
+  const auto* k = static_cast<const uint16_t*>(in.k->at(s.index, row, in.shape->group_of(head)));
+  tiles.pack(c, dk, k, in.k->row_stride, b.key_pairs, c / 2 * kTileRows);
+  for (int64_t i = 0; i < dk; i += kTileRows) {  // pairs of rows are words of k^T
+    simd.transpose(c / 2, kTileRows, reinterpret_cast<const float*>(b.key_pairs + i * c / 2), kTileRows,
+                   reinterpret_cast<float*>(key_rows + i * c), c / 2);
   }
 }
 
@@ -58,19 +75,13 @@ void tile_values(const Tiles& tiles, const Sizes& z, const float* weights, const
   }
 }
 
-void tile_content(const Simd& simd, const Tiles& tiles, const MixerInputs& in, const Sizes& z, const Sequence& s,
-                  int64_t head, const Operands& o, const Factors& f, const FoldTiles& b, float* scaled, float* content) {
+void tile_content(const Tiles& tiles, const MixerInputs& in, const Sizes& z, const Sequence& s, int64_t head,
+                  const Operands& o, const Factors& f, const uint16_t* key_rows, const FoldTiles& b, float* content) {
   const int64_t c = z.grain, dk = z.key_dim, dv = z.value_dim, block = c / 2 * kTileRows;
   for (int64_t t = 0; t < c; ++t) f.key[t] = f.suffix[t] * o.write[t];
-  simd.scale_rows(c, scaled, o.v.part[0].data, f.key, dv);
-  tiles.split_pack(c, dv, scaled, dv, b.scaled, c / 2 * dv, block);
-  const auto* k = static_cast<const uint16_t*>(in.k->at(s.index, o.row, in.shape->group_of(head)));
-  tiles.pack(c, dk, k, in.k->row_stride, b.key_pairs, block);
-  for (int64_t i = 0; i < dk; i += kTileRows) {  // pairs of rows are words of k^T
-    simd.transpose(c / 2, kTileRows, reinterpret_cast<const float*>(b.key_pairs + i * c / 2), kTileRows,
-                   reinterpret_cast<float*>(b.key_rows + i * c), c / 2);
-  }
-  tiles.product(dk, dv, c, b.key_rows, 0, c, b.scaled, c / 2 * dv, block, content, dv);
+  const auto* v = static_cast<const uint16_t*>(in.v->at(s.index, o.row, head));
+  tiles.scale_split_pack(c, dv, v, in.v->row_stride, f.key, b.scaled, c / 2 * dv, block);
+  tiles.product(dk, dv, c, key_rows, 0, c, b.scaled, c / 2 * dv, block, content, dv);
 }
 
 void tile_read(const Tiles& tiles, const Sizes& z, const Reads& reads, int n, TileBuffers* b, float* out) {

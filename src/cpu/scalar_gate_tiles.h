@@ -32,16 +32,21 @@ struct TileBuffers {
   void forget_nodes();
 };
 
-// Finds q, packs k (if heads do not share q.k) and v of the rows from `row` on.
-void load_tiles(const Simd& simd, const Tiles& tiles, const MixerForward& problem, const Sizes& sizes, const Sequence& s,
-                int64_t head, int64_t row, TileBuffers* buffers);
+// Find q and pack v, or k, of the rows from `row` on.
+void load_tiles(const Tiles& tiles, const MixerForward& problem, const Sizes& sizes, const Sequence& s, int64_t head,
+                int64_t row, TileBuffers* buffers);
+void load_tile_keys(const Simd& simd, const MixerForward& problem, const Sizes& sizes, const Sequence& s, int64_t head,
+                    int64_t row, TileBuffers* buffers);
+// key_rows [dk][C] = k^T of the rows from `row` on.
+void transpose_keys(const Simd& simd, const Tiles& tiles, const MixerInputs& in, const Sizes& sizes, const Sequence& s,
+                    int64_t head, int64_t row, const FoldTiles& buffers, uint16_t* key_rows);
 // out [C][C] = q k^T.
 void tile_products(const Tiles& tiles, const Sizes& sizes, const TileBuffers& buffers, float* out);
 // y [C][dv] = weights [C][C] v; the weights are zero above the diagonal.
 void tile_values(const Tiles& tiles, const Sizes& sizes, const float* weights, const TileBuffers& buffers, float* y);
-// content [dk][dv] of a whole chunk; `scaled` [C][dv] is overwritten, and factors.key.
-void tile_content(const Simd& simd, const Tiles& tiles, const MixerInputs& in, const Sizes& sizes, const Sequence& s,
-                  int64_t head, const Operands& operands, const Factors& factors, const FoldTiles& buffers, float* scaled,
+// content [dk][dv] of a whole chunk; factors.key is overwritten.
+void tile_content(const Tiles& tiles, const MixerInputs& in, const Sizes& sizes, const Sequence& s, int64_t head,
+                  const Operands& operands, const Factors& factors, const uint16_t* key_rows, const FoldTiles& buffers,
                   float* content);
 // out [C][dv] = q S of node `n` of the list.
 void tile_read(const Tiles& tiles, const Sizes& sizes, const Reads& reads, int n, TileBuffers* buffers, float* out);

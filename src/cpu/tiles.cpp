@@ -48,7 +48,8 @@ struct Unit {
   }
 };
 
-constexpr Tiles kTiles = {begin_tiles, end_tiles, tiled_product<Unit>, split_rows, pack_pairs, split_pack_pairs};
+constexpr Tiles kTiles = {begin_tiles, end_tiles,        tiled_product<Unit>,   split_rows,
+                          pack_pairs,  split_pack_pairs, scale_split_pack_pairs};
 
 }  // namespace
 

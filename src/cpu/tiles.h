@@ -28,6 +28,9 @@ struct Tiles {
   // Packs a right factor [k][n]; k even, n a multiple of 16.
   void (*pack)(int64_t k, int64_t n, const uint16_t* b, int64_t ldb, uint32_t* out, int64_t block);
   void (*split_pack)(int64_t k, int64_t n, const float* b, int64_t ldb, uint32_t* out, int64_t next, int64_t block);
+  // The same of rows in bf16, row p times scale[p].
+  void (*scale_split_pack)(int64_t k, int64_t n, const uint16_t* b, int64_t ldb, const float* scale, uint32_t* out,
+                           int64_t next, int64_t block);
 };
 
 // Null unless this CPU has tiles for bf16 and the operating system lets the process use them.

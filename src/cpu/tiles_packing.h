@@ -56,17 +56,28 @@ void pack_pairs(int64_t k, int64_t n, const uint16_t* b, int64_t ldb, uint32_t* 
   }
 }
 
-void split_pack_pairs(int64_t k, int64_t n, const float* b, int64_t ldb, uint32_t* out, int64_t next, int64_t block) {
+// load(p, j): numbers j ... of row p.
+template <class Load>
+HWY_INLINE void split_and_pack(int64_t k, int64_t n, uint32_t* out, int64_t next, int64_t block, Load load) {
   for (int64_t p = 0; p < k; p += 2) {
     for (int64_t j = 0; j < n; j += kLanes) {
-      const float* from = b + p * ldb + j;
       V first[kParts], second[kParts];
-      take_parts(hn::LoadU(D(), from), first);
-      take_parts(hn::LoadU(D(), from + ldb), second);
+      take_parts(load(p, j), first);
+      take_parts(load(p + 1, j), second);
       uint32_t* to = out + j / 16 * block + p * 8 + j % 16;
       for (int part = 0; part < kParts; ++part) hn::StoreU(pair_of(first[part], second[part]), DWord(), to + part * next);
     }
   }
+}
+
+void split_pack_pairs(int64_t k, int64_t n, const float* b, int64_t ldb, uint32_t* out, int64_t next, int64_t block) {
+  split_and_pack(k, n, out, next, block, [=](int64_t p, int64_t j) HWY_ATTR { return hn::LoadU(D(), b + p * ldb + j); });
+}
+
+void scale_split_pack_pairs(int64_t k, int64_t n, const uint16_t* b, int64_t ldb, const float* scale, uint32_t* out,
+                            int64_t next, int64_t block) {
+  split_and_pack(k, n, out, next, block,
+                 [=](int64_t p, int64_t j) HWY_ATTR { return hn::Mul(load_bf16(b + p * ldb + j), hn::Set(D(), scale[p])); });
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ HWY_BEFORE_NAMESPACE();
 #include "cpu/tiles_packing.h"
 namespace lla::cpu::HWY_NAMESPACE {
 
-constexpr Tiles kPacking = {nullptr, nullptr, nullptr, split_rows, pack_pairs, split_pack_pairs};
+constexpr Tiles kPacking = {nullptr, nullptr, nullptr, split_rows, pack_pairs, split_pack_pairs, scale_split_pack_pairs};
 const Tiles* packing() { return &kPacking; }
 
 }  // namespace lla::cpu::HWY_NAMESPACE
@@ -96,6 +96,10 @@ TEST(CpuTiles, Packing) {
     EXPECT_EQ(words, words2);
     t->split_pack(kRows, kColumns, a.data(), kStride, words.data(), 3 * kBlock, kBlock);
     kSoftwareTiles.split_pack(kRows, kColumns, a.data(), kStride, words2.data(), 3 * kBlock, kBlock);
+    EXPECT_EQ(words, words2);
+    const float* scale = a.data() + 2 * kStride;
+    t->scale_split_pack(kRows, kColumns, b.data(), kStride, scale, words.data(), 3 * kBlock, kBlock);
+    kSoftwareTiles.scale_split_pack(kRows, kColumns, b.data(), kStride, scale, words2.data(), 3 * kBlock, kBlock);
     EXPECT_EQ(words, words2);
   }
   for (const float x : a) {  // the parts are all of it, NaN too

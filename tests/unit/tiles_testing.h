@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "cpu/tiles_product.h"
 
@@ -87,6 +88,16 @@ inline void split_pack(int64_t k, int64_t n, const float* b, int64_t ldb, uint32
   }
 }
 
-inline constexpr Tiles kSoftwareTiles = {nothing, nothing, tiled_product<SoftwareUnit>, split_rows, pack, split_pack};
+inline void scale_split_pack(int64_t k, int64_t n, const uint16_t* b, int64_t ldb, const float* scale, uint32_t* out,
+                             int64_t next, int64_t block) {
+  std::vector<float> scaled(static_cast<size_t>(k * n));
+  for (int64_t p = 0; p < k; ++p) {
+    for (int64_t j = 0; j < n; ++j) scaled[static_cast<size_t>(p * n + j)] = from_half(b[p * ldb + j]) * scale[p];
+  }
+  split_pack(k, n, scaled.data(), n, out, next, block);
+}
+
+inline constexpr Tiles kSoftwareTiles = {nothing,    nothing,         tiled_product<SoftwareUnit>, split_rows, pack,
+                                         split_pack, scale_split_pack};
 
 }  // namespace lla::cpu::tiles_testing
