@@ -221,6 +221,7 @@ void forward_head(const Simd& simd, const Tiles* tiles, const MixerForward& p, c
     Reads reads;
     list_reads(simd, shape, z, nodes.node, 0, &reads);
     if (on_tiles) {
+      prefetch_view(p.y, s, o.row, z.grain, head, z.value_dim);
       const float* common = products.row(shape, shape.group_of(head), o.row);
       forward_chunk(simd, *tiles, p, z, s, head, o, reads, common, &b);
       for (int64_t t = 0; t < z.grain; ++t) {

@@ -88,9 +88,14 @@ void tile_read(const Tiles& tiles, const Sizes& z, const Reads& reads, int n, Ti
   const int64_t c = z.grain, dk = z.key_dim, dv = z.value_dim, block = dk / 2 * kTileRows;
   const int index = reads.level[n];
   uint32_t* packed = b->nodes + kParts * (index == kAbsorbed ? b->kept - 1 : index) * b->node_words;
-  if (b->packed[index] != reads.content[n]) tiles.split_pack(dk, dv, reads.content[n], dv, packed, b->node_words, block);
+  const bool split = b->packed[index] != reads.content[n];
   b->packed[index] = reads.content[n];
-  tiles.product(c, dv, dk, b->q, 0, b->q_stride, packed, b->node_words, block, out, dv);
+  for (int64_t j = 0; j < dv; j += 2 * kTileRows) {  // columns whose parts stay in the first-level cache
+    const int64_t columns = std::min(2 * kTileRows, dv - j);
+    uint32_t* part = packed + j / kTileRows * block;
+    if (split) tiles.split_pack(dk, columns, reads.content[n] + j, dv, part, b->node_words, block);
+    tiles.product(c, columns, dk, b->q, 0, b->q_stride, part, b->node_words, block, out + j, dv);
+  }
 }
 
 }  // namespace lla::cpu::scalar_gate
