@@ -20,35 +20,39 @@ template <class Unit, int Rows, int Columns>
 LLA_TILE_CODE void product_of_tiles(int64_t k, const uint16_t* a, int64_t a_next, int64_t lda, const uint32_t* b,
                                     int64_t b_next, int64_t block, float* c, int64_t ldc) {
   const int64_t a_bytes = lda * 2, b_bytes = kTileRows * 4, c_bytes = ldc * 4;
-  const auto load_left = [&](const uint16_t* from) LLA_TILE_CODE {
-    Unit::template load<4>(from, a_bytes);
-    if constexpr (Rows > 1) Unit::template load<5>(from + kTileRows * lda, a_bytes);
-  };
-  const auto load_right = [&](const uint32_t* from) LLA_TILE_CODE {
-    Unit::template load<6>(from, b_bytes);
-    if constexpr (Columns > 1) Unit::template load<7>(from + block, b_bytes);
-  };
-  const auto multiply = [&]() LLA_TILE_CODE {
-    Unit::template multiply<0, 4, 6>();
-    if constexpr (Columns > 1) Unit::template multiply<1, 4, 7>();
-    if constexpr (Rows > 1) Unit::template multiply<2, 5, 6>();
-    if constexpr (Rows > 1 && Columns > 1) Unit::template multiply<3, 5, 7>();
-  };
+  const int parts = a_next || b_next ? kParts : 1;
+  const uint16_t* left = a;
+  const uint32_t* right = b;
+  Unit::template load<4>(left, a_bytes);
+  if constexpr (Rows > 1) Unit::template load<5>(left + kTileRows * lda, a_bytes);
+  Unit::template load<6>(right, b_bytes);
+  if constexpr (Columns > 1) Unit::template load<7>(right + block, b_bytes);
   Unit::template zero<0>();
   if constexpr (Columns > 1) Unit::template zero<1>();
   if constexpr (Rows > 1) Unit::template zero<2>();
   if constexpr (Rows > 1 && Columns > 1) Unit::template zero<3>();
-  for (int64_t p = 0; p < k; p += kTileDepth) {
-    const int64_t pairs = p / 2 * kTileRows;
-    load_left(a + p);
-    load_right(b + pairs);
-    multiply();
-    for (int part = 1; part < kParts && (a_next || b_next); ++part) {
-      if (a_next)
-        load_left(a + part * a_next + p);
-      else
-        load_right(b + part * b_next + pairs);
-      multiply();
+  int part = 0;
+  for (int64_t p = 0; p < k;) {
+    const bool whole = ++part == parts;  // the next factors are other rows and columns, not other parts
+    if (whole) {
+      part = 0;
+      p += kTileDepth;
+    }
+    const bool more = p < k, more_left = more && (whole || a_next), more_right = more && (whole || b_next);
+    left = a + p + part * a_next;
+    right = b + p / 2 * kTileRows + part * b_next;
+    // A factor is loaded as soon as its last product has begun.
+    Unit::template multiply<0, 4, 6>();
+    if constexpr (Rows > 1) Unit::template multiply<2, 5, 6>();
+    if (more_right) Unit::template load<6>(right, b_bytes);
+    if constexpr (Columns > 1) Unit::template multiply<1, 4, 7>();
+    if (more_left) Unit::template load<4>(left, a_bytes);
+    if constexpr (Rows > 1 && Columns > 1) Unit::template multiply<3, 5, 7>();
+    if constexpr (Columns > 1) {
+      if (more_right) Unit::template load<7>(right + block, b_bytes);
+    }
+    if constexpr (Rows > 1) {
+      if (more_left) Unit::template load<5>(left + kTileRows * lda, a_bytes);
     }
   }
   Unit::template store<0>(c, c_bytes);
