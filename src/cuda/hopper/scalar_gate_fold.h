@@ -15,9 +15,11 @@ template <Half kType, class RowTile>
 __device__ __forceinline__ void load_folded(uint32_t (&keys)[kFoldSteps][4], uint32_t tile, int first, const float* factor,
                                             int lane) {
   const Place at = block_row_transposed(lane);
+  // The swizzle repeats every 8 rows: one address, and distances that instructions hold.
+  const uint32_t columns = tile + RowTile::offset(at.row, first + at.column);
 #pragma unroll
   for (int step = 0; step < kFoldSteps; ++step) {
-    load_matrices<true>(keys[step], tile + RowTile::offset(kDepthStep * step + at.row, first + at.column));
+    load_matrices<true>(keys[step], columns + static_cast<uint32_t>(kDepthStep * step) * kSwizzleRow);
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
       const float2 fold = *reinterpret_cast<const float2*>(factor + kDepthStep * step + 8 * side + 2 * (lane % 4));
