@@ -12,7 +12,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS, FIGURES = ROOT / "tests/gpu/results", ROOT / "docs/figures"
-FILES = ["bench_hatt.json", "bench_fla.json", "bench_scalar_linear.json", "bench_scalar.json"]
+FILES = ["bench_hatt.json", "bench_fla.json", "bench_scalar.json"]
 NAMES = {("lla", "scalar-log"): "lla, log-linear", ("lla", "scalar-linear"): "lla, linear",
          ("FLA log-linear", "scalar-log"): "flash-linear-attention, log-linear",
          ("hattention", "scalar-log"): "the paper's authors, log-linear",
