@@ -47,7 +47,9 @@ struct SoftwareUnit {
       for (int p = 0; p < 16; ++p) {
         for (int j = 0; j < 16; ++j) {
           for (int half = 0; half < 2; ++half) {
-            const float a = from_half(halves[kLeft][i][2 * p + half]), b = from_half(halves[kRight][p][2 * j + half]);
+            // The right factor's pairs are words, whose first half is the lower one.
+            const int at = std::endian::native == std::endian::little ? half : 1 - half;
+            const float a = from_half(halves[kLeft][i][2 * p + half]), b = from_half(halves[kRight][p][2 * j + at]);
             sums[kSum][i][j] = std::fma(a, b, sums[kSum][i][j]);
           }
         }
