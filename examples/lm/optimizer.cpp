@@ -3,10 +3,30 @@
 #include <algorithm>
 #include <cmath>
 
+#include "loops.h"
 #include "random.h"
 #include "training.h"
 
 namespace lm {
+namespace {
+
+// What a step of AdamW is made with.
+struct StepSizes {
+  float scale, b1, b2, c1, c2, rate, epsilon;  // scale: of the gradients; c: corrections of the means' start from zero
+};
+
+struct AdamWLoop {
+  static LM_LOOP void run(int64_t n, StepSizes z, float keep, const float* g, float* m, float* v, float* w) {
+    for (int64_t i = 0; i < n; ++i) {
+      const float gradient = g[i] * z.scale;
+      m[i] = z.b1 * m[i] + (1.0f - z.b1) * gradient;
+      v[i] = z.b2 * v[i] + (1.0f - z.b2) * gradient * gradient;
+      w[i] = keep * w[i] - z.rate * (m[i] * z.c1) / (std::sqrt(v[i] * z.c2) + z.epsilon);
+    }
+  }
+};
+
+}  // namespace
 
 std::map<std::string, Tensor> initial_parameters(const ModelConfig& config, uint64_t seed) {
   std::map<std::string, Tensor> tensors;
@@ -83,27 +103,22 @@ double AdamW::step(int64_t step, double learning_rate) {
     for (const double x : partial) squares += x;
   }
   const double norm = std::sqrt(squares);
-  const auto scale = static_cast<float>(norm > options_.clip ? options_.clip / norm : 1.0);
-  const auto b1 = static_cast<float>(options_.beta1), b2 = static_cast<float>(options_.beta2);
-  const auto c1 = static_cast<float>(1.0 / (1.0 - std::pow(options_.beta1, static_cast<double>(step))));
-  const auto c2 = static_cast<float>(1.0 / (1.0 - std::pow(options_.beta2, static_cast<double>(step))));
-  const auto rate = static_cast<float>(learning_rate), epsilon = static_cast<float>(options_.epsilon);
+  StepSizes sizes;
+  sizes.scale = static_cast<float>(norm > options_.clip ? options_.clip / norm : 1.0);
+  sizes.b1 = static_cast<float>(options_.beta1);
+  sizes.b2 = static_cast<float>(options_.beta2);
+  sizes.c1 = static_cast<float>(1.0 / (1.0 - std::pow(options_.beta1, static_cast<double>(step))));
+  sizes.c2 = static_cast<float>(1.0 / (1.0 - std::pow(options_.beta2, static_cast<double>(step))));
+  sizes.rate = static_cast<float>(learning_rate);
+  sizes.epsilon = static_cast<float>(options_.epsilon);
   for (size_t k = 0; k < parameters.size(); ++k) {
     Parameter& p = parameters[k];
     const bool decays = p.info.kind == ParameterKind::Matrix || p.info.kind == ParameterKind::Convolution ||
                         p.info.kind == ParameterKind::OutputProjection;
     const auto keep = static_cast<float>(decays ? 1.0 - learning_rate * options_.weight_decay : 1.0);
     model_.threads().for_pieces(p.value.count(), kPiece, [&](int64_t begin, int64_t end) {
-      float* w = p.value.f32();
-      const float* g = p.gradient.f32();
-      float* m = first_[k].f32();
-      float* v = second_[k].f32();
-      for (int64_t i = begin; i < end; ++i) {
-        const float gradient = g[i] * scale;
-        m[i] = b1 * m[i] + (1.0f - b1) * gradient;
-        v[i] = b2 * v[i] + (1.0f - b2) * gradient * gradient;
-        w[i] = keep * w[i] - rate * (m[i] * c1) / (std::sqrt(v[i] * c2) + epsilon);
-      }
+      run_loop<AdamWLoop>(end - begin, sizes, keep, p.gradient.f32() + begin, first_[k].f32() + begin,
+                          second_[k].f32() + begin, p.value.f32() + begin);
     });
   }
   model_.send_values();

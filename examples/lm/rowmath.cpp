@@ -8,6 +8,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "loops.h"
+
 namespace lm {
 namespace {
 
@@ -15,7 +17,7 @@ static_assert(FLT_EVAL_METHOD == 0 || FLT_EVAL_METHOD == 16,
               "sums of floats must be floats; on 32-bit x86: -msse2 -mfpmath=sse");
 
 // exp to float accuracy in a form that compilers turn into SIMD code.
-inline float fast_exp(float x) {
+LM_LOOP float fast_exp(float x) {
   x = x < -87.0f ? -87.0f : x;
   x = x > 88.0f ? 88.0f : x;
   const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the nearest integer moves into the low bits
@@ -30,7 +32,7 @@ inline float fast_exp(float x) {
   const uint32_t exponent = (std::bit_cast<uint32_t>(shifted) - 0x4b400000u + 127u) << 23;
   return p * std::bit_cast<float>(exponent);
 }
-inline double fast_exp(double x) { return std::exp(x); }
+LM_LOOP double fast_exp(double x) { return std::exp(x); }
 
 // A row as numbers of type T: the row itself if it has that type, else a copy in `scratch`.
 template <class T>
@@ -55,6 +57,63 @@ void by_rows(Threads& threads, const Rows& rows, const F& body) {
       body(begin, end, float{});
   });
 }
+
+struct Add {
+  template <class T>
+  static LM_LOOP void run(size_t n, const T* x, const T* y, T* sum) {
+    for (size_t i = 0; i < n; ++i) sum[i] = x[i] + y[i];
+  }
+};
+
+struct GateProduct {
+  template <class T>
+  static LM_LOOP void run(size_t n, const T* gate, const T* up, T* product) {
+    for (size_t i = 0; i < n; ++i) product[i] = gate[i] / (T(1) + fast_exp(-gate[i])) * up[i];
+  }
+};
+
+struct GateProductBackward {
+  template <class T>
+  static LM_LOOP void run(size_t n, const T* dy, const T* gate, const T* up, T* dgate, T* dup) {
+    for (size_t i = 0; i < n; ++i) {
+      const T s = T(1) / (T(1) + fast_exp(-gate[i]));
+      dgate[i] = dy[i] * up[i] * s * (T(1) + gate[i] * (T(1) - s));
+      dup[i] = dy[i] * gate[i] * s;
+    }
+  }
+};
+
+// *top = the largest of x, e = exp(x - top), *sum = the sum of e: by eights, so that neither waits for its own last step.
+struct Softmax {
+  template <class T>
+  static LM_LOOP void run(size_t n, const T* x, T* e, T* top, double* sum) {
+    constexpr size_t kLanes = 8;
+    T most[kLanes];
+    double sums[kLanes] = {};
+    for (size_t lane = 0; lane < kLanes; ++lane) most[lane] = x[0];
+    size_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+      for (size_t lane = 0; lane < kLanes; ++lane) most[lane] = x[i + lane] > most[lane] ? x[i + lane] : most[lane];
+    }
+    for (; i < n; ++i) most[0] = x[i] > most[0] ? x[i] : most[0];
+    for (size_t lane = 1; lane < kLanes; ++lane) most[0] = most[lane] > most[0] ? most[lane] : most[0];
+    const T largest = *top = most[0];
+    for (i = 0; i < n; ++i) e[i] = fast_exp(x[i] - largest);
+    for (i = 0; i + kLanes <= n; i += kLanes) {
+      for (size_t lane = 0; lane < kLanes; ++lane) sums[lane] += static_cast<double>(e[i + lane]);
+    }
+    for (; i < n; ++i) sums[0] += static_cast<double>(e[i]);
+    for (size_t lane = 1; lane < kLanes; ++lane) sums[0] += sums[lane];
+    *sum = sums[0];
+  }
+};
+
+struct Scale {
+  template <class T>
+  static LM_LOOP void run(size_t n, T scale, T* x) {
+    for (size_t i = 0; i < n; ++i) x[i] *= scale;
+  }
+};
 
 }  // namespace
 
@@ -97,7 +156,7 @@ void add(Threads& threads, const Rows& x, const Rows& sum) {
     for (int64_t r = begin; r < end; ++r) {
       const T* px = in(x, r, &a);
       const T* ps = in(sum, r, &b);
-      for (size_t i = 0; i < total.size(); ++i) total[i] = px[i] + ps[i];
+      run_loop<Add>(total.size(), px, ps, total.data());
       out(total, sum, r);
     }
   });
@@ -110,7 +169,7 @@ void gate_product(Threads& threads, const Rows& gate, const Rows& up, const Rows
     for (int64_t r = begin; r < end; ++r) {
       const T* g = in(gate, r, &a);
       const T* u = in(up, r, &b);
-      for (size_t i = 0; i < product.size(); ++i) product[i] = g[i] / (T(1) + fast_exp(-g[i])) * u[i];
+      run_loop<GateProduct>(product.size(), g, u, product.data());
       out(product, y, r);
     }
   });
@@ -125,11 +184,7 @@ void gate_product_backward(Threads& threads, const Rows& dy, const Rows& gate, c
       const T* d = in(dy, r, &a);
       const T* g = in(gate, r, &b);
       const T* u = in(up, r, &c);
-      for (size_t i = 0; i < width; ++i) {
-        const T s = T(1) / (T(1) + fast_exp(-g[i]));
-        dgate[i] = d[i] * u[i] * s * (T(1) + g[i] * (T(1) - s));
-        dup[i] = d[i] * g[i] * s;
-      }
+      run_loop<GateProductBackward>(width, d, g, u, dgate.data(), dup.data());
       out(dgate, gate, r);
       out(dup, up, r);
     }
@@ -144,15 +199,13 @@ void cross_entropy(Threads& threads, const Rows& logits, const int32_t* targets,
     for (int64_t r = begin; r < end; ++r) {
       const T* x = in(logits, r, &a);
       const bool counts = targets[r] >= 0;
-      T top = x[0];
-      for (size_t i = 1; i < width; ++i) top = x[i] > top ? x[i] : top;
-      for (size_t i = 0; i < width; ++i) e[i] = fast_exp(x[i] - top);
+      T top = 0;
       double sum = 0;
-      for (size_t i = 0; i < width; ++i) sum += static_cast<double>(e[i]);
+      run_loop<Softmax>(width, x, e.data(), &top, &sum);
       losses[r] = counts ? std::log(sum) - static_cast<double>(x[targets[r]] - top) : 0;
       if (gradient_scale == 0) continue;
       const T scale = counts ? static_cast<T>(gradient_scale / sum) : T(0);
-      for (size_t i = 0; i < width; ++i) e[i] *= scale;
+      run_loop<Scale>(width, scale, e.data());
       if (counts) e[static_cast<size_t>(targets[r])] -= static_cast<T>(gradient_scale);
       out(e, logits, r);
     }

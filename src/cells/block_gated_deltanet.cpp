@@ -31,15 +31,16 @@ int projections_of(const lla_layer_desc& d, InputProjection* p) {
 
 View& input_of(const InputProjection& p, CellTensors* t) { return p.stream >= 0 ? t->qkv[p.stream] : t->*p.view; }
 
-// All projections of x; one whose weight was not given (z) leaves its view empty.
+// All projections of x that backward does not find saved; one whose weight was not given (z) leaves its view empty.
 void add_inputs(Builder& b, const Tensors& v, CellTensors* t) {
   InputProjection list[kProjections];
   const int count = projections_of(b.d, list);
   for (int i = 0; i < count; ++i) {
     const InputProjection& p = list[i];
-    const View rows = b.inner_rows(p.heads, p.dim);
+    const View rows = b.kept_rows(p.heads, p.dim);
     if (!b.wants(v.weight(p.role))) continue;
     input_of(p, t) = rows;
+    if (b.saved_in) continue;
     add_projection(b, v.view(LLA_X), rows, v.weight(p.role), Matrix(), b.d.hidden, p.heads * p.dim);
   }
 }
@@ -56,7 +57,7 @@ void add_gated_deltanet_forward(Builder& b, const CallTensors& call) {
   t.y = columns(b.inner_rows(1, values), 0, d.value_dim);
   CellRows rows;
   add_cell_inputs(b, t, b.batch, &rows);
-  add_cell_mixer(b, t, b.batch, b.saved_out, &rows);
+  add_cell_mixer(b, t, b.batch, Save::Yes, &rows);
   add_cell_output(b, t, rows);
   add_projection(b, t.y, v.view(LLA_Y), v.weight(LLA_WEIGHT_OUT_PROJ), v.weight(LLA_WEIGHT_OUT_PROJ_BIAS), values, d.hidden);
 }
@@ -68,14 +69,14 @@ void add_gated_deltanet_backward(Builder& b, const CallTensors& call) {
   const int64_t values = d.heads * d.value_dim;
   b.quieten();
 
-  // Forward once more, up to what the output projection reads.
+  // Forward once more, up to what the output projection reads, without what it has saved.
   CellTensors t, g;
   cell_tensors(v, &t);
   add_inputs(b, v, &t);
   t.y = columns(b.inner_rows(1, values), 0, d.value_dim);
   CellRows rows;
   add_cell_inputs(b, t, b.quiet_batch, &rows);
-  add_cell_mixer(b, t, b.quiet_batch, nullptr, &rows);
+  add_cell_mixer(b, t, b.quiet_batch, Save::No, &rows);
   if (b.wants(gradients.weight(LLA_WEIGHT_OUT_PROJ))) add_cell_output(b, t, rows);
 
   cell_tensors(gradients, &g);

@@ -57,7 +57,7 @@ void add_mamba2_forward(Builder& b, const CallTensors& call) {
   const lla_layer_desc& d = b.d;
   const Tensors& v = call.values;
   const int64_t width = columns_of(d).width, values = d.heads * d.value_dim;
-  const View projected = b.inner_rows(1, width);
+  const View projected = b.kept_rows(1, width);
   CellTensors t;
   block_weights(b, v, &t);
   project_columns(b, projected, &t);
@@ -66,7 +66,7 @@ void add_mamba2_forward(Builder& b, const CallTensors& call) {
                  width);
   CellRows rows;
   add_cell_inputs(b, t, b.batch, &rows);
-  add_cell_mixer(b, t, b.batch, b.saved_out, &rows);
+  add_cell_mixer(b, t, b.batch, Save::Yes, &rows);
   add_cell_output(b, t, rows);
   add_projection(b, t.y, v.view(LLA_Y), v.weight(LLA_WEIGHT_OUT_PROJ), v.weight(LLA_WEIGHT_OUT_PROJ_BIAS), values, d.hidden);
 }
@@ -78,17 +78,19 @@ void add_mamba2_backward(Builder& b, const CallTensors& call) {
   const int64_t width = columns_of(d).width, values = d.heads * d.value_dim;
   b.quieten();
 
-  // Forward once more, up to what the output projection reads.
-  const View projected = b.inner_rows(1, width);
+  // Forward once more, up to what the output projection reads, without what it has saved.
+  const View projected = b.kept_rows(1, width);
   CellTensors t, g;
   block_weights(b, v, &t);
   project_columns(b, projected, &t);
   t.y = columns(b.inner_rows(1, values), 0, d.value_dim);
-  add_projection(b, v.view(LLA_X), projected, v.weight(LLA_WEIGHT_IN_PROJ), v.weight(LLA_WEIGHT_IN_PROJ_BIAS), d.hidden,
-                 width);
+  if (!b.saved_in) {
+    add_projection(b, v.view(LLA_X), projected, v.weight(LLA_WEIGHT_IN_PROJ), v.weight(LLA_WEIGHT_IN_PROJ_BIAS), d.hidden,
+                   width);
+  }
   CellRows rows;
   add_cell_inputs(b, t, b.quiet_batch, &rows);
-  add_cell_mixer(b, t, b.quiet_batch, nullptr, &rows);
+  add_cell_mixer(b, t, b.quiet_batch, Save::No, &rows);
   if (b.wants(gradients.weight(LLA_WEIGHT_OUT_PROJ))) add_cell_output(b, t, rows);
 
   const View& x = v.view(LLA_X);

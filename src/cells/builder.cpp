@@ -41,9 +41,7 @@ const char* op_name(Op op) {
 }
 
 // A program lies at the start of the workspace; on a device there is none.
-Size header_bytes(const Layer& layer) {
-  return layer.context->device ? Size(0) : Size(sizeof(Program)).aligned(kAlignment);
-}
+Size header_bytes(const Layer& layer) { return layer.context->device ? Size(0) : Size(sizeof(Program)).aligned(kAlignment); }
 
 }  // namespace
 
@@ -116,6 +114,21 @@ View Builder::rows(int64_t heads, int64_t dim, int32_t dtype) {
   view.head_stride = dim;
   row_bytes_ += view.row_stride * dtype_size(dtype);
   view.data = take(Size(limits_.rows) * Size(view.row_stride) * Size(dtype_size(dtype)));
+  return view;
+}
+
+View Builder::keep(const View& otherwise, int64_t heads, int64_t dim) {
+  View view = otherwise;
+  const int64_t at = kept_.value();
+  kept_ = (kept_ + Size(limits_.rows) * Size(heads) * Size(dim) * Size(dtype_size(d.inner_dtype))).aligned(kAlignment);
+  if (!kept_.valid()) overflow_ = true;
+  // Backward only reads what it finds there.
+  char* const saved = saved_out ? static_cast<char*>(saved_out) : static_cast<char*>(const_cast<void*>(saved_in));
+  if (measuring || overflow_ || !saved) return view;
+  view.dtype = d.inner_dtype;
+  view.row_stride = heads * dim;
+  view.head_stride = dim;
+  view.data = saved + at;
   return view;
 }
 
@@ -230,7 +243,9 @@ lla_status Builder::finish(lla_error* error) {
   const Size thread_bytes = per_thread_.aligned(kAlignment);
   const Size threads_at = shared_at + shared_.aligned(kAlignment);
   const Size total = threads_at + Size(threads) * thread_bytes;
-  if (overflow_ || !total.valid()) return fail(error, LLA_SIZE_OVERFLOW, "limits: the workspace does not fit into memory");
+  if (overflow_ || !total.valid() || !(kept_ + Size(saved_)).valid()) {
+    return fail(error, LLA_SIZE_OVERFLOW, "limits: the workspace does not fit into memory");
+  }
   total_ = total.value();
   if (program_) {
     program_->shared = reinterpret_cast<char*>(program_) + shared_at.value();

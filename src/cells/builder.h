@@ -78,8 +78,10 @@ class Builder {
   BatchView quiet_batch;  // the same without anything to store: recomputing changes no state
   SlotMemory state, gradient;
   bool gradient_state = false;  // gradients of states are wanted or given
-  void* saved_out = nullptr;
-  const void* saved_in = nullptr;
+  // The saved buffer, if there is one: rows that backward reads again (kept_rows), then the mixer's own part.
+  void* saved_out = nullptr;       // forward writes it
+  const void* saved_in = nullptr;  // backward reads it: kept rows are there already
+  bool mixer_saves = false;        // it has a part of the mixer's
 
   // Whether something optional is to be done.
   bool wants(const View& view) const { return measuring || view.present(); }
@@ -90,6 +92,17 @@ class Builder {
   View rows(int64_t heads, int64_t dim) { return rows(heads, dim, compute_dtype()); }
   // The same in the type that the rows around a cell's mixer have.
   View inner_rows(int64_t heads, int64_t dim) { return rows(heads, dim, d.inner_dtype); }
+  // Inner rows that forward leaves for backward: in the saved buffer, or in the workspace if there is none.
+  View kept_rows(int64_t heads, int64_t dim) { return keep(inner_rows(heads, dim), heads, dim); }
+  // The same with rows of the workspace that are there anyway.
+  View keep(const View& otherwise, int64_t heads, int64_t dim);
+  // The mixer's part, once all rows that are kept have been laid out.
+  void* mixer_saved_out() const {
+    return saved_out && mixer_saves ? static_cast<char*>(saved_out) + kept_.value() : nullptr;
+  }
+  const void* mixer_saved_in() const {
+    return saved_in && mixer_saves ? static_cast<const char*>(saved_in) + kept_.value() : nullptr;
+  }
   // Room for the sequences of quiet_batch; filled in when the batch has a state.
   void quieten();
   int32_t compute_dtype() const { return backend_.compute_dtype; }
@@ -122,7 +135,8 @@ class Builder {
   // After the last step. `threads` times the scratch of one thread is part of the size.
   lla_status finish(lla_error* error);
   int64_t bytes() const { return total_; }  // of the whole workspace
-  int64_t saved_bytes() const { return saved_; }
+  int64_t saved_bytes() const { return (kept_ + Size(saved_)).value(); }
+  int64_t mixer_saved_bytes() const { return saved_; }
   int64_t row_bytes() const { return row_bytes_; }  // of intermediates, per row
   int64_t steps() const { return steps_; }
   // Building: the scratch sizes that were measured.
@@ -169,6 +183,7 @@ class Builder {
   int64_t uniform_rows_ = 0;
   int64_t sequences_ = 0;    // planned
   Size used_;                // bytes from the start of the workspace
+  Size kept_;                // bytes of kept rows from the start of the saved buffer
   char* scratch_ = nullptr;  // on a device
   void* stream_ = nullptr;
   int32_t launched_ = LLA_OK;

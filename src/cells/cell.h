@@ -25,7 +25,7 @@ struct CellRows {
   View qkv[kStreams];        // what the norm or mixer reads: conv, or the input itself
   View mixed[kStreams];      // what the mixer reads: norm, or qkv
   View gate, write, lambda;  // what the mixer reads
-  View o;                    // the mixer's output: in stage, or y itself if nothing follows
+  View o;                    // the mixer's output: kept for backward or in stage, or y itself if nothing follows
   bool after = false;        // something follows the mixer: skip, output gate or norm
 };
 
@@ -36,8 +36,9 @@ int64_t stream_dim(const Builder& b, int stream);
 
 // Everything before the mixer.
 void add_cell_inputs(Builder& b, const CellTensors& t, const BatchView& batch, CellRows* rows);
-// The mixer, and what follows it.
-void add_cell_mixer(Builder& b, const CellTensors& t, const BatchView& batch, void* saved, CellRows* rows);
+// The mixer, and what follows it. The mixer's output is kept for backward, which adds the step only if it has not been kept.
+enum class Save { No, Yes };  // what the mixer itself saves
+void add_cell_mixer(Builder& b, const CellTensors& t, const BatchView& batch, Save save, CellRows* rows);
 void add_cell_output(Builder& b, const CellTensors& t, const CellRows& rows);
 
 // Gradients. The inputs and, if something follows the mixer, its output have been recomputed into `rows`.

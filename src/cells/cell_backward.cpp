@@ -114,7 +114,7 @@ void add_cell_gradients(Builder& b, const CellTensors& t, const CellTensors& g, 
   if (want_lambda) m.dlambda = dlambda;
   m.state = b.state;
   m.gradient = b.gradient;
-  m.saved = b.saved_in;
+  m.saved = b.mixer_saved_in();
   b.add(Op::MixerBackward, m);
   if (!b.measuring && sum_v && !conv) b.copy(dv_sum, g.qkv[kValues], d.heads, d.value_dim);
 
@@ -179,7 +179,7 @@ void add_cell_backward(Builder& b, const CallTensors& call) {
   CellRows rows;
   add_cell_inputs(b, t, b.quiet_batch, &rows);
   const bool after = b.measuring || b.d.norm_form != LLA_NORM_NONE || t.skip.present() || t.z.present();
-  if (after) add_cell_mixer(b, t, b.quiet_batch, nullptr, &rows);
+  if (after) add_cell_mixer(b, t, b.quiet_batch, Save::No, &rows);
   add_cell_gradients(b, t, g, rows);
 }
 

@@ -146,15 +146,18 @@ void add_cell_inputs(Builder& b, const CellTensors& t, const BatchView& batch, C
   }
 }
 
-void add_cell_mixer(Builder& b, const CellTensors& t, const BatchView& batch, void* saved, CellRows* rows) {
+void add_cell_mixer(Builder& b, const CellTensors& t, const BatchView& batch, Save save, CellRows* rows) {
   const lla_layer_desc& d = b.d;
   rows->after = b.measuring || d.norm_form != LLA_NORM_NONE || t.skip.present() || t.z.present();
-  rows->o = rows->after ? rows->stage : t.y;
+  rows->o = t.y;
   if (rows->after) {
+    rows->o = rows->stage;
     rows->o.dtype = d.inner_dtype;
     rows->o.row_stride = d.heads * d.value_dim;
+    rows->o = b.keep(rows->o, d.heads, d.value_dim);
   }
   rows->o.head_stride = d.value_dim;
+  if (b.saved_in) return;
   MixerForward p;
   p.shape = b.layer.shape;
   p.batch = batch;
@@ -166,7 +169,7 @@ void add_cell_mixer(Builder& b, const CellTensors& t, const BatchView& batch, vo
   p.lambda = rows->lambda;
   p.y = rows->o;
   p.state = b.state;
-  p.saved = saved;
+  p.saved = save == Save::Yes ? b.mixer_saved_out() : nullptr;
   b.add(Op::MixerForward, p);
 }
 
@@ -185,7 +188,7 @@ void add_cell_forward(Builder& b, const CallTensors& call) {
   cell_tensors(call.values, &t);
   CellRows rows;
   add_cell_inputs(b, t, b.batch, &rows);
-  add_cell_mixer(b, t, b.batch, b.saved_out, &rows);
+  add_cell_mixer(b, t, b.batch, Save::Yes, &rows);
   add_cell_output(b, t, rows);
 }
 

@@ -17,7 +17,7 @@ MixerForward mixer_forward(const Builder& b, const Tensors& v) {
   p.lambda = v.view(LLA_LAMBDA);
   p.y = v.view(LLA_Y);
   p.state = b.state;
-  p.saved = b.saved_out;
+  p.saved = b.mixer_saved_out();
   return p;
 }
 
@@ -42,7 +42,7 @@ MixerBackward mixer_backward(const Builder& b, const CallTensors& call) {
   p.dlambda = g.view(LLA_LAMBDA);
   p.state = b.state;
   p.gradient = b.gradient;
-  p.saved = b.saved_in;
+  p.saved = b.mixer_saved_in();
   return p;
 }
 

@@ -129,13 +129,23 @@ lla_status check_forward(const Layer& layer, const lla_forward_args& arguments, 
   return bind_forward(layer, batch, memory, arguments, call, error);
 }
 
-// `saved`: bytes of the buffer that forward wrote; 0: there is none.
+// `saved`: measures what forward left, if it left anything.
 lla_status check_backward(const Layer& layer, const lla_backward_args& arguments, const Batch& batch, const State* state,
-                          Builder* measured, CallTensors* call, size_t* saved, lla_error* error) {
+                          Builder* measured, Builder* saved, CallTensors* call, lla_error* error) {
   LLA_TRY(check_call(layer, arguments, batch, state, LLA_PASS_BACKWARD, measured, error));
   const SlotMemory* memory = state && layer.stateful ? &state->memory(arguments.layer_index) : nullptr;
   LLA_TRY(bind_backward(layer, batch, memory, arguments, call, error));
-  return arguments.saved ? measure_saved(layer, batch.limits, saved, error) : LLA_OK;
+  return arguments.saved ? measure(*saved, LLA_PASS_FORWARD, error) : LLA_OK;
+}
+
+// Tells a forward program, or a backward one, where the saved buffer is.
+void use_saved_out(Builder* b, const Builder& measured, const lla_forward_args& arguments) {
+  b->saved_out = measured.saved_bytes() > 0 ? arguments.saved : nullptr;
+  b->mixer_saves = measured.mixer_saved_bytes() > 0;
+}
+void use_saved_in(Builder* b, const Builder& forward, const lla_backward_args& arguments) {
+  b->saved_in = arguments.saved && forward.saved_bytes() > 0 ? arguments.saved : nullptr;
+  b->mixer_saves = forward.mixer_saved_bytes() > 0;
 }
 
 lla_status build(Builder& b, const Builder& measured, lla_pass pass, const CallTensors& call, size_t workspace_bytes,
@@ -214,7 +224,7 @@ lla_status prepare_forward(const Layer& layer, const lla_forward_args& arguments
   LLA_TRY(check_forward(layer, arguments, *batch, state, &measured, &call, error));
   Program* placed = place_program(arguments.workspace);
   Builder b(layer, *batch, arguments.layer_index, placed);
-  if (measured.saved_bytes() > 0) b.saved_out = arguments.saved;
+  use_saved_out(&b, measured, arguments);
   LLA_TRY(build(b, measured, LLA_PASS_FORWARD, call, arguments.workspace_bytes, error));
   *program = placed;
   return LLA_OK;
@@ -222,13 +232,12 @@ lla_status prepare_forward(const Layer& layer, const lla_forward_args& arguments
 
 lla_status prepare_backward(const Layer& layer, const lla_backward_args& arguments, Batch* batch, State* state,
                             Program** program, lla_error* error) noexcept {
-  Builder measured(layer, batch->limits);
+  Builder measured(layer, batch->limits), forward(layer, batch->limits);
   CallTensors call;
-  size_t saved = 0;
-  LLA_TRY(check_backward(layer, arguments, *batch, state, &measured, &call, &saved, error));
+  LLA_TRY(check_backward(layer, arguments, *batch, state, &measured, &forward, &call, error));
   Program* placed = place_program(arguments.workspace);
   Builder b(layer, *batch, arguments.layer_index, placed);
-  if (saved > 0) b.saved_in = arguments.saved;
+  use_saved_in(&b, forward, arguments);
   LLA_TRY(build(b, measured, LLA_PASS_BACKWARD, call, arguments.workspace_bytes, error));
   *program = placed;
   return LLA_OK;
@@ -245,7 +254,7 @@ lla_status run_forward(const Layer& layer, const lla_forward_args& arguments, Ba
   CallTensors call;
   LLA_TRY(check_forward(layer, arguments, *batch, state, &measured, &call, error));
   Builder b(layer, *batch, arguments.layer_index, measured, arguments.workspace, arguments.stream);
-  if (measured.saved_bytes() > 0) b.saved_out = arguments.saved;
+  use_saved_out(&b, measured, arguments);
   add_steps(b, LLA_PASS_FORWARD, call);
   return b.finish(error);
 }
@@ -257,12 +266,11 @@ lla_status run_backward(const Layer& layer, const lla_backward_args& arguments, 
     LLA_TRY(prepare_backward(layer, arguments, batch, state, &program, error));
     return run_program(*layer.context, program, error);
   }
-  Builder measured(layer, batch->limits);
+  Builder measured(layer, batch->limits), forward(layer, batch->limits);
   CallTensors call;
-  size_t saved = 0;
-  LLA_TRY(check_backward(layer, arguments, *batch, state, &measured, &call, &saved, error));
+  LLA_TRY(check_backward(layer, arguments, *batch, state, &measured, &forward, &call, error));
   Builder b(layer, *batch, arguments.layer_index, measured, arguments.workspace, arguments.stream);
-  if (saved > 0) b.saved_in = arguments.saved;
+  use_saved_in(&b, forward, arguments);
   add_steps(b, LLA_PASS_BACKWARD, call);
   return b.finish(error);
 }

@@ -287,6 +287,38 @@ void lanes_rows(int64_t rows, int64_t k, const float* a, int64_t lda, const floa
   }
 }
 
+#if HWY_TARGET == HWY_AVX2
+// Short sums of rows of a that lie close together: lanes would take too few steps each, and the tiles of few rows are
+// faster, if the rows of b that they take in turn stay in the first-level cache. The bits are the same.
+constexpr int64_t kShortDepth = kDotDepth / 2, kCloseRows = 2 * kDotDepth;
+constexpr int64_t kShortColumns = 16;
+
+LLA_ONCE void dot_short(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
+                        int64_t ldc, bool accumulate) {
+  const D d;
+  alignas(64) float packed[kShortColumns * kShortDepth];
+  for (int64_t j = 0; j < n; j += kShortColumns) {
+    const int64_t columns = min(kShortColumns, n - j);
+    const float* rows = b + j * ldb;
+    int64_t stride = ldb;
+    if (ldb > k) {
+      for (int64_t column = 0; column < columns; ++column) {
+        const float* from = rows + column * ldb;
+        float* to = packed + column * kShortDepth;
+        int64_t p = 0;
+        for (; p + kLanes <= k; p += kLanes) hn::Store(hn::LoadU(d, from + p), d, to + p);
+        if (p < k) hn::Store(load_first(from + p, k - p), d, to + p);
+      }
+      rows = packed;
+      stride = kShortDepth;
+    }
+    for (int64_t i = 0; i < m; i += kDotRows) {
+      kDotPanels[min(kDotRows, m - i) - 1](columns, k, a + i * lda, lda, rows, stride, c + i * ldc + j, ldc, accumulate);
+    }
+  }
+}
+#endif
+
 // ---- outer_product ----
 
 // Rows of c times `Vectors` vectors of columns, the last one with `last` columns (kLanes: whole), over p < k. With `scale`
@@ -384,6 +416,12 @@ void outer_panel(int64_t m, int64_t k, const float* a, int64_t a_row, int64_t a_
 void dot_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
                  int64_t ldc, bool accumulate) {
   if (m <= 0 || n <= 0) return;
+#if HWY_TARGET == HWY_AVX2
+  if (m >= kManyRows && k <= kShortDepth && lda <= kCloseRows) {
+    dot_short(m, n, k, a, lda, b, ldb, c, ldc, accumulate);
+    return;
+  }
+#endif
   const int64_t whole = m < kManyRows || kLanes < 4 ? 0 : n - n % kOuterColumns;  // columns for lanes_tile
   alignas(64) float packed[kLanes * kLaneSteps * kOuterColumns];
   int64_t p = 0;

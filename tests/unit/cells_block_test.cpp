@@ -124,9 +124,9 @@ TEST_P(Blocks, OutputsAgree) {
   }
 }
 
-// All gradients, or only that of the role `only`.
+// All gradients, or only that of the role `only`. `spoil`: what forward saved turns into NaN before backward reads it.
 std::vector<Tensor> gradients_of(const Block& block, const Layer& layer, const ContextPointer& c, lla_dtype dtype,
-                                 bool saved, bool accumulate, lla_role only = 0) {
+                                 bool saved, bool accumulate, lla_role only = 0, bool spoil = false) {
   Bindings b, f;
   std::vector<Tensor> keep, result;
   block.bind_weights(dtype, &b, &keep);
@@ -155,6 +155,7 @@ std::vector<Tensor> gradients_of(const Block& block, const Layer& layer, const C
     setting.saved = &memory;
     EXPECT_EQ(forward(layer, plan, f, &error, setting), LLA_OK) << error.text;
     EXPECT_TRUE(memory.guards_hold());
+    if (spoil) std::memset(memory.data(), 0xff, bytes);
   }
   EXPECT_EQ(backward(layer, plan, b, &error, setting), LLA_OK) << error.text;
   return result;
@@ -198,6 +199,19 @@ TEST_P(Blocks, SavedOrRecomputedAndAnyThreadsGiveTheSameBits) {
   for (size_t i = 0; i < a.size(); ++i) {
     EXPECT_TRUE(a[i].same_bytes(s[i])) << i;
     EXPECT_TRUE(a[i].same_bytes(t[i])) << i;
+  }
+}
+
+// The output projection reads what follows the mixer: neither its output nor the gate's projection is made again.
+TEST_P(Blocks, SavedRowsAreNotComputedAgain) {
+  const Block block(std::string(GetParam().name) + "_grad");
+  const ContextPointer c = context();
+  const LayerPointer layer = make_layer(c, block.description);
+  const std::vector<Tensor> g = gradients_of(block, *layer, c, dtype(), true, false, LLA_WEIGHT_OUT_PROJ, true);
+  for (size_t i = 0; i < block.roles.size(); ++i) {
+    if (block.roles[i].role == LLA_WEIGHT_OUT_PROJ) {
+      EXPECT_TRUE(std::isnan(g[i + 1].get(0)));
+    }
   }
 }
 
