@@ -42,8 +42,9 @@ struct MixerInputs {
   const View *q, *k, *v, *gate, *write, *lambda;
   const SlotMemory* state;
 };
+// Without queries only what nodes need is filled: k, gate and, with `values`, v and write.
 void gather_chunk(const Simd& simd, const MixerInputs& in, const Sequence& s, int64_t head, int64_t index, float* memory,
-                  Chunk* chunk);
+                  Chunk* chunk, bool queries = true, bool values = true);
 
 // The pieces of which gather_chunk consists.
 // Rows [row, row + rows) of the row axis, `dim` elements of `head` each, as floats.

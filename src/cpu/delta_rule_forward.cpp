@@ -66,7 +66,7 @@ void read_few_rows(DeltaHead* head, const ForwardScratch& scratch, int64_t index
   piece.n = piece.m = m;
   piece.a = scratch.folded;
   piece.lambda = chunk.lambda;
-  pass_nodes(simd, shape, piece, index, false, head->node_scratch, DeltaKept(), &head->nodes, scratch.y);
+  pass_nodes(simd, shape, piece, index, false, head->node_scratch, DeltaRecord(), &head->nodes, scratch.y);
   piece.a = saved_a;
   write_rows(*head, out, chunk.row, m, scratch.y);
 }
@@ -119,30 +119,36 @@ void run_delta_forward(const Simd& simd, const MixerForward& problem, const Limi
   ForwardScratch own;
   carve_forward(shape, mixer, limits, &arena, &head, &own);
   if (s.rows > 0) {
-    const DeltaSaved saved(shape, mixer, problem.batch, limits, problem.saved ? order : -1);
+    const DeltaSaved saved(shape, mixer, limits, problem.saved, s, order, head.head);
     load_history(&head, false);
     const int64_t first = head.first_piece(), last = head.last_piece();
     bool read = false;  // few rows, whose outputs are written
     for (int64_t index = first; index <= last; ++index) {
-      if (problem.saved && index > first && (index - first) % saved.every == 0) {
-        store_set(head, index, saved.set(problem.saved, (index - first) / saved.every, head.head), saved.slots);
-      }
+      if (float* set = saved.set(index)) store_set(shape, head.nodes, index, set);
       gather_chunk_of(&head, index);
       const bool chunk_complete = head.chunk.complete(mixer.grain);
       if (!read && !chunk_complete && head.chunk.hi - head.chunk.lo <= kFewRows) {
         read_few_rows(&head, own, index, problem.y);
         read = true;
       }
-      const int64_t last_saved = (last - first) / saved.every * saved.every + first;
-      if (read && (!problem.saved || index >= last_saved)) break;
+      if (read && !problem.saved) break;
       select_piece(&head, index);
-      if (read) head.piece.m = 0;
+      DeltaPiece& piece = head.piece;
       const bool fold = index < last || (chunk_complete && s.nodes_to_store_count > 0);
-      prepare_piece(simd, shape, fold, &head.piece);
-      if (head.piece.m > 0) read_inside_piece(simd, shape, &head.piece, own.y);
-      pass_nodes(simd, shape, head.piece, index, fold, head.node_scratch, DeltaKept(), &head.nodes, own.y);
+      prepare_rows(simd, shape, fold, &piece);
+      solve_piece(simd, shape, &piece);
+      const DeltaRecord record = saved.record(index);
+      if (record.triangles) store_triangles(piece, record.triangles);
+      if (fold) finish_keys(simd, shape, &piece);
+      if (read) {
+        forget_queries(&piece);
+      } else if (piece.m > 0) {
+        finish_queries(simd, shape, &piece);
+        read_inside_piece(simd, shape, &piece, own.y);
+      }
+      pass_nodes(simd, shape, piece, index, fold, head.node_scratch, record, &head.nodes, own.y);
       const int64_t first_row = std::max(head.row_in_chunk(index), head.chunk.lo) - head.chunk.lo;
-      write_rows(head, problem.y, head.chunk.row + first_row, head.piece.m, own.y);
+      write_rows(head, problem.y, head.chunk.row + first_row, piece.m, own.y);
       if (fold && (index + 1) % shape.per_chunk == 0) {
         round_nodes(&head, index + 1);
         store_nodes(&head, problem, index + 1);
