@@ -92,7 +92,7 @@ struct HeadBackward {
   void replay(const DeltaRecord& record) const {
     const bool writes = !record.z_of(head->shape, DeltaMerge(head->shape, record.index).target);
     gather_chunk(head->simd, head->in, head->sequence, head->head, record.index / head->shape.per_chunk, head->chunk_memory,
-                 &head->chunk, false, writes);
+                 &head->chunk, {.queries = false, .values = writes});
     head->gathered = false;
     select_piece(head, record.index);
     head->piece.m = 0;
