@@ -151,8 +151,8 @@ void replay_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& p
 
 void carve_node_gradient_scratch(const DeltaShape& shape, DeltaArena* arena, DeltaNodeGradientScratch* scratch) {
   const Size values = Size(shape.rows) * shape.value_dim;
-  for (float** rows : {&scratch->z, &scratch->dz}) *rows = arena->floats(values);
-  for (float** rows : {&scratch->arriving, &scratch->weighed}) *rows = arena->floats(values * 2);
+  for (float** rows : {&scratch->z, &scratch->dz, &scratch->weighed}) *rows = arena->floats(values);
+  scratch->arriving = arena->floats(values * 2);
   scratch->read = arena->floats(Size(2 * shape.rows) * shape.key_dim);
   scratch->sum = arena->floats(Size(shape.key_dim) * shape.value_dim);
   scratch->row_gate = arena->floats(shape.rows);
@@ -219,7 +219,7 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
     }
     return scratch.weighed;
   };
-  // Entry e, which alone becomes entry `to`: its transition and its reads in the same products.
+  // Entry e, which alone becomes entry `to`: its transition and its reads, which share a product.
   const auto go_back_alone = [&](int e, int to, bool is_target) {
     const float *from = nodes.content[e], *after = gradients->buffer[to];
     float* dnode = gradients->buffer[e];
@@ -228,17 +228,18 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
     simd.scale(scratch.arriving + m * dv, dz, piece.gamma, n * dv);
     simd.outer_product_transposed(m + n, dk, dv, scratch.arriving, dv, from, dv, scratch.read, dk, false);
     const float* of_kb = scratch.read + m * dk;
-    gamma_gate += piece.gamma * simd.dot(after, from, size) + simd.dot(piece.kb, of_kb, n * dk);
     if (has_dkb) {
       simd.add_scaled(out->dkb, of_kb, 1, n * dk);
     } else {
       std::copy(of_kb, of_kb + n * dk, out->dkb);
     }
     has_dkb = true;
+    // The gate's share is taken from the gradient that has come through the transition, element by element: as a difference
+    // of sums it would be rounding where the piece erases what it finds.
+    simd.outer_product_onto(dk, dv, n, piece.kb, 1, dk, scratch.arriving + m * dv, dv, dnode, dv, after, piece.gamma);
+    gamma_gate += simd.dot(dnode, from, size);
     take_reads(column);
-    float* weighed = weigh_arriving(column);
-    if (column >= 0) std::copy(scratch.arriving + m * dv, scratch.arriving + (m + n) * dv, weighed + m * dv);
-    simd.outer_product_onto(dk, dv, m + n, piece.a, 1, dk, weighed, dv, dnode, dv, after, piece.gamma);
+    simd.outer_product(dk, dv, m, piece.a, 1, dk, weigh_arriving(column), dv, dnode, dv, true);
     gradients->content[to] = nullptr;
     gradients->content[e] = dnode;
   };

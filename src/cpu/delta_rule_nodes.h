@@ -76,10 +76,10 @@ void replay_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& p
 
 struct DeltaNodeGradientScratch {
   float *z = nullptr, *dz = nullptr;  // [rows][dv]
-  // [2 rows][dv]: dy times decay, the same times λ; behind these rows the gradient of Z times the piece's decay.
-  float *arriving = nullptr, *weighed = nullptr;
-  float* read = nullptr;                             // [2 rows][dk]
-  float* sum = nullptr;                              // [dk][dv]
+  float* arriving = nullptr;  // [2 rows][dv]: dy times decay, behind these rows the gradient of Z times the piece's decay
+  float* weighed = nullptr;   // [rows][dv]: dy times decay times λ
+  float* read = nullptr;      // [2 rows][dk]
+  float* sum = nullptr;       // [dk][dv]
   float *row_gate = nullptr, *write_gate = nullptr;  // [rows]
 };
 void carve_node_gradient_scratch(const DeltaShape& shape, DeltaArena* arena, DeltaNodeGradientScratch* scratch);

@@ -9,9 +9,10 @@ namespace lla::cpu {
 
 namespace {
 
-// Pieces from one set to the next. It does not depend on the limits, so that more memory is asked for where they are wider.
-constexpr int kLog2Every = 3;
-constexpr int64_t kEvery = 1 << kLog2Every;
+// Pieces from one set to the next, as a power of two: the more nodes there are, the fewer sets. It depends on the layer and
+// not on the limits, so that more memory is asked for where these are wider.
+int log2_every(const DeltaShape& shape) { return shape.levels <= 12 ? 1 : shape.levels <= 15 ? 2 : 3; }
+int64_t every(const DeltaShape& shape) { return int64_t{1} << log2_every(shape); }
 
 int64_t popcount(int64_t x) { return std::popcount(static_cast<uint64_t>(x)); }
 int64_t below(int bits) { return (int64_t{1} << bits) - 1; }
@@ -43,7 +44,7 @@ int64_t excess(int64_t bits, int64_t most) {
 
 // Bits of a piece number that say which nodes there are at sets; which have a Z at the end of the piece before: entry 0 is
 // what that piece itself wrote then.
-int set_bits(const DeltaShape& shape) { return std::max(0, shape.separate - kLog2Every); }
+int set_bits(const DeltaShape& shape) { return std::max(0, shape.separate - log2_every(shape)); }
 int z_bits(const DeltaShape& shape) { return std::max(0, shape.separate - 1); }
 
 // Memory for the first sequences of a batch, one head of each.
@@ -51,7 +52,7 @@ class Layout {
  public:
   Layout(const DeltaShape& shape, const MixerShape& mixer, const Limits& limits)
       : shape_(shape),
-        sets_(shape, mixer, limits, kEvery, set_bits(shape), kEvery, 1),
+        sets_(shape, mixer, limits, every(shape), set_bits(shape), every(shape), 1),
         records_(shape, mixer, limits, 1, z_bits(shape), 2, 2) {}
 
   Size sets(int64_t row, int64_t sequences) const { return sets_.nodes(row, sequences) * shape_.key_dim * shape_.value_dim; }
@@ -146,11 +147,11 @@ void use_set(const DeltaShape& shape, int64_t index, const float* set, DeltaNode
 
 DeltaSaved::DeltaSaved(const DeltaShape& shape, const MixerShape& mixer, const Limits& limits, const void* saved,
                        const Sequence& s, int64_t order, int64_t head)
-    : shape_(shape) {
+    : shape_(shape), every_(every(shape)) {
   if (!saved || s.padding || s.rows <= 0) return;
   first_ = s.position / mixer.grain * shape.per_chunk;
   last_ = (s.position + s.rows - 1) / shape.rows;
-  const int64_t sets = floats_of_sets(last_ / kEvery * kEvery + kEvery), z = floats_of_z(last_);
+  const int64_t sets = floats_of_sets(last_ / every_ * every_ + every_), z = floats_of_z(last_);
   const int64_t triangles = (last_ + 1 - first_) * delta_triangle_floats(shape);
   const int64_t before = Layout(shape, mixer, limits).floats(s.row_begin, order).value();
   sets_ = static_cast<float*>(const_cast<void*>(saved)) + before * mixer.heads + head * (sets + triangles + z);
@@ -159,7 +160,7 @@ DeltaSaved::DeltaSaved(const DeltaShape& shape, const MixerShape& mixer, const L
 }
 
 int64_t DeltaSaved::floats_of_sets(int64_t index) const {
-  const int64_t begin = first_ / kEvery + 1, end = index / kEvery;
+  const int64_t begin = first_ / every_ + 1, end = index / every_;
   const int64_t nodes = ones_before(end, set_bits(shape_)) - ones_before(begin, set_bits(shape_));
   return (nodes + (end - begin) * shape_.has_absorbed()) * shape_.node_size();
 }
@@ -170,7 +171,7 @@ int64_t DeltaSaved::floats_of_z(int64_t index) const {
 }
 
 float* DeltaSaved::set(int64_t index) const {
-  return sets_ && index > first_ && index % kEvery == 0 ? sets_ + floats_of_sets(index) : nullptr;
+  return sets_ && index > first_ && index % every_ == 0 ? sets_ + floats_of_sets(index) : nullptr;
 }
 
 DeltaRecord DeltaSaved::record(int64_t index) const {
@@ -179,7 +180,7 @@ DeltaRecord DeltaSaved::record(int64_t index) const {
           index};
 }
 
-int64_t DeltaSaved::start_of(int64_t index) const { return std::max(first_, index / kEvery * kEvery); }
+int64_t DeltaSaved::start_of(int64_t index) const { return std::max(first_, index / every_ * every_); }
 
 int64_t delta_saved_bytes(const MixerShape& mixer, const Limits& limits) {
   const DeltaShape shape(mixer);

@@ -34,6 +34,7 @@ class DeltaSaved {
   int64_t floats_of_z(int64_t index) const;     // before that of piece `index`
 
   const DeltaShape& shape_;
+  int64_t every_;                 // pieces from one set to the next
   int64_t first_ = 0, last_ = 0;  // pieces
   float *sets_ = nullptr, *triangles_ = nullptr, *z_ = nullptr;
 };
