@@ -618,7 +618,7 @@ void outer_product_transposed(int64_t m, int64_t n, int64_t k, const float* a, i
   outer_any(m, n, k, a, lda, 1, b, ldb, Layout::Transposed, c, ldc, {accumulate ? c : nullptr, 1}, nullptr);
 }
 
-void transpose(int64_t rows, int64_t columns, const float* a, int64_t lda, float* out, int64_t ldo) {
+LLA_ONCE void transpose(int64_t rows, int64_t columns, const float* a, int64_t lda, float* out, int64_t ldo) {
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
   constexpr int64_t kStep = 8;
   constexpr auto step = transpose_8x8;
