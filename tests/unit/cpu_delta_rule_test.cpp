@@ -138,8 +138,8 @@ TEST_P(DeltaRule, MatchesReference) {
   }
 }
 
-// All unit keys of one element are the same key: without write strengths each row erases what is older, and gradients of gates
-// are zero.
+// All unit keys of one element are the same key: without write strengths each row erases what is older, and the gates'
+// gradients are zero.
 TEST_P(DeltaRule, KeysOfOneElement) {
   Random random(21);
   for (int number = 0; number < 96; ++number) {
