@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Backward of the delta rule. One task per sequence, group and part of the group's heads walks its heads' pieces in reverse;
-// a second phase sums the parts' gradients of q and k. Node sets and records come from `saved` or from sweeps that keep some.
+// a second phase sums the parts' gradients of q and k. Node sets and records come from `saved` or from sweeps that keep
+// some.
 #include <algorithm>
 
 #include "cpu/delta_rule.h"
