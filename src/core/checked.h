@@ -21,6 +21,10 @@ class Size {
     r.valid_ = a.valid_ && b.valid_ && !__builtin_mul_overflow(a.value_, b.value_, &r.value_);
     return r;
   }
+  friend Size operator/(Size a, int64_t b) {  // rounded down
+    a.value_ /= b;
+    return a;
+  }
   Size& operator+=(Size b) { return *this = *this + b; }
   // Rounded up to a multiple of a power of two.
   Size aligned(int64_t alignment) const {

@@ -120,13 +120,14 @@ void gather_tail(const Simd& simd, const MixerShape& shape, const SlotMemory& st
 }
 
 void gather_chunk(const Simd& simd, const MixerInputs& in, const Sequence& s, int64_t head, int64_t index, float* memory,
-                  Chunk* chunk) {
+                  Chunk* chunk, const ChunkParts& parts) {
   const MixerShape& shape = *in.shape;
   const int64_t c = shape.grain, dk = shape.key_dim, dv = shape.value_dim, group = shape.group_of(head);
   const int64_t start = index * c;
   chunk->index = index;
-  chunk->lo = std::max<int64_t>(0, s.position - start);
-  chunk->hi = std::min(c, s.position + s.rows - start);
+  const RowRange own = rows_of_call(s, c, index);
+  chunk->lo = own.begin;
+  chunk->hi = own.end;
   chunk->row = s.row_begin + start + chunk->lo - s.position;
   const int64_t lo = chunk->lo, rows = chunk->hi - chunk->lo, row = chunk->row;
 
@@ -137,17 +138,21 @@ void gather_chunk(const Simd& simd, const MixerInputs& in, const Sequence& s, in
   chunk->write = chunk->gate + align16(c);
   chunk->lambda = shape.levels > 0 ? chunk->write + align16(c) : nullptr;
 
-  gather_view(simd, *in.q, s, row, rows, group, dk, chunk->q);
-  if (shape.scale != 1) simd.scale(chunk->q, chunk->q, static_cast<float>(shape.scale), rows * dk);
+  if (parts.queries) {
+    gather_view(simd, *in.q, s, row, rows, group, dk, chunk->q);
+    if (shape.scale != 1) simd.scale(chunk->q, chunk->q, static_cast<float>(shape.scale), rows * dk);
+  }
   if (lo > 0) {
-    gather_tail(simd, shape, *in.state, s, head, tail_rows(shape, *in.state, s), chunk->k, chunk->v, chunk->gate,
-                chunk->write);
+    gather_tail(simd, shape, *in.state, s, head, tail_rows(shape, *in.state, s), parts.tail ? chunk->k : nullptr,
+                parts.tail && parts.values ? chunk->v : nullptr, chunk->gate, parts.values ? chunk->write : nullptr);
   }
   gather_view(simd, *in.k, s, row, rows, group, dk, chunk->k + lo * dk);
-  gather_view(simd, *in.v, s, row, rows, head, dv, chunk->v + lo * dv);
   gather_scalars(*in.gate, s, row, rows, head, 0.0f, chunk->gate + lo);
-  gather_scalars(*in.write, s, row, rows, head, 1.0f, chunk->write + lo);
-  if (chunk->lambda) gather_view(simd, *in.lambda, s, row, rows, head, shape.levels, chunk->lambda);
+  if (parts.values) {
+    gather_view(simd, *in.v, s, row, rows, head, dv, chunk->v + lo * dv);
+    gather_scalars(*in.write, s, row, rows, head, 1.0f, chunk->write + lo);
+  }
+  if (parts.queries && chunk->lambda) gather_view(simd, *in.lambda, s, row, rows, head, shape.levels, chunk->lambda);
 }
 
 int64_t column_of_node(const MixerShape& shape, int b) {

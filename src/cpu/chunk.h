@@ -6,6 +6,7 @@
 // everything older through nodes, so numbers do not depend on how the sequence was cut.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "cpu/simd.h"
@@ -42,8 +43,18 @@ struct MixerInputs {
   const View *q, *k, *v, *gate, *write, *lambda;
   const SlotMemory* state;
 };
+// k and gate always; the rest can be left out.
+struct ChunkParts {
+  bool queries = true;  // q, lambda
+  bool values = true;   // v, write
+  bool tail = true;     // the k and v of rows that the tail holds
+};
 void gather_chunk(const Simd& simd, const MixerInputs& in, const Sequence& s, int64_t head, int64_t index, float* memory,
-                  Chunk* chunk);
+                  Chunk* chunk, const ChunkParts& parts = ChunkParts());
+// Local rows of the call in chunk number `index`.
+inline RowRange rows_of_call(const Sequence& s, int64_t grain, int64_t index) {
+  return {std::max<int64_t>(0, s.position - index * grain), std::min(grain, s.position + s.rows - index * grain)};
+}
 
 // The pieces of which gather_chunk consists.
 // Rows [row, row + rows) of the row axis, `dim` elements of `head` each, as floats.

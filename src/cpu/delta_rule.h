@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cpu/chunk.h"
-#include "cpu/delta_rule_nodes.h"
+#include "cpu/delta_rule_saved.h"
 #include "plugin/backend.h"
 
 namespace lla::cpu {
@@ -20,7 +20,7 @@ struct DeltaHead {
   int64_t head;
   float* chunk_memory = nullptr;
   Chunk chunk;
-  bool gathered = false;
+  bool gathered = false;  // all of the chunk's rows
   DeltaPiece piece;
   DeltaNodes nodes;
   DeltaNodeScratch node_scratch;
@@ -44,28 +44,6 @@ int entry_of_node(const DeltaShape& shape, const MixerShape& mixer, int b);
 void load_history(DeltaHead* head, bool dense);
 // Rounds all nodes as a fold at the end of a chunk does.
 void round_nodes(DeltaHead* head, int64_t index);
-
-// ---- saved node sets ----------------------------------------------------------------------------------------------------
-// Of each sequence the node sets of all heads: of a layer with few nodes at every piece after its first, else at every fourth,
-// which makes about two nodes a piece. Where a sequence's sets begin follows from its own rows and the limits, so that a task
-// need not look at other sequences.
-struct DeltaSaved {
-  DeltaSaved(const DeltaShape& shape, const MixerShape& mixer, const BatchView& batch, const Limits& limits, int64_t order);
-  int64_t every;       // pieces from one set to the next
-  int64_t sets = 0;    // of the sequence
-  int64_t slots = 0;   // of a set
-  int64_t offset = 0;  // floats before the sequence's first set
-  int64_t size = 0, heads = 0;
-  // Set number k >= 1 of one head.
-  float* set(void* saved, int64_t k, int64_t head) const {
-    return static_cast<float*>(saved) + offset + ((k - 1) * heads + head) * slots * size;
-  }
-};
-int64_t delta_saved_bytes(const MixerShape& mixer, const Limits& limits);
-// Copies the live nodes at piece `index` into a set; null ones as zeros.
-void store_set(const DeltaHead& head, int64_t index, float* set, int64_t slots);
-// Sets the live nodes at piece `index` to a set's contents.
-void use_set(DeltaHead* head, int64_t index, const float* set, int64_t slots);
 
 // ---- drivers ------------------------------------------------------------------------------------------------------------
 void measure_delta_forward(const MixerForward& problem, const Limits& limits, Need* need);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Backward of the delta rule. One task per sequence, group and part of the group's heads walks its heads' pieces in reverse;
-// a second phase sums the parts' gradients of q and k. Node sets come from `saved` or from a first sweep that keeps some.
+// a second phase sums the parts' gradients of q and k. Node sets and records come from `saved` or from sweeps that keep
+// some.
 #include <algorithm>
 
 #include "cpu/delta_rule.h"
@@ -28,10 +29,12 @@ struct BackwardScratch {
   float* dy = nullptr;
   float* row = nullptr;          // [max(dk, dv)]
   float* sets = nullptr;         // node sets of the pieces of a segment
-  float* kept = nullptr;         // what is kept of these pieces
+  float* keys = nullptr;         // Kt of these pieces
+  float* records = nullptr;      // of these pieces, if nothing was saved
   float* checkpoints = nullptr;  // node sets at the starts of segments, from the second on
   int64_t slots = 0;             // of each of these sets
   int64_t segment = 0;
+  int64_t record_size = 0;
 };
 
 void carve_backward(const DeltaShape& shape, const MixerShape& mixer, const Limits& limits, DeltaArena* arena,
@@ -48,7 +51,9 @@ void carve_backward(const DeltaShape& shape, const MixerShape& mixer, const Limi
   float* gradients = arena->floats(set);
   set_buffers(shape, gradients, scratch->slots, &scratch->gradients);
   scratch->sets = arena->floats(set * std::min(pieces, scratch->segment));
-  scratch->kept = arena->floats(Size(scratch->slots) * shape.rows * shape.value_dim * std::min(pieces, scratch->segment));
+  scratch->keys = arena->floats(Size(shape.rows) * shape.key_dim * std::min(pieces, scratch->segment));
+  scratch->record_size = delta_triangle_floats(shape) + scratch->slots * shape.rows * shape.value_dim;
+  scratch->records = arena->floats(Size(scratch->record_size) * std::min(pieces, scratch->segment));
   scratch->checkpoints = arena->floats(set * (pieces / scratch->segment));
 }
 
@@ -62,20 +67,41 @@ struct HeadBackward {
 
   float* set(int64_t number) const { return scratch->sets + number * set_size; }
 
-  // Of piece `number` of the segment.
-  DeltaKept kept_of(int64_t number) const {
-    const int64_t size = scratch->slots * head->shape.rows * head->shape.value_dim;
-    return DeltaKept{scratch->kept + number * size, scratch->slots};
+  // Of piece `number` of the segment, which is piece `index`.
+  float* keys(int64_t number) const { return scratch->keys + number * head->shape.rows * head->shape.key_dim; }
+  DeltaRecord scratch_record(int64_t number, int64_t index) const {
+    float* memory = scratch->records + number * scratch->record_size;
+    return {memory, memory + delta_triangle_floats(head->shape), index};
   }
 
-  // Moves the nodes from the start of piece `index` to its end, as forward did.
-  void advance(int64_t index, const DeltaKept& keep) const {
+  // Moves the nodes from the start of piece `index` to its end, as forward did, and keeps a record if there is room for one.
+  void advance(int64_t index, const DeltaRecord& keep) const {
     gather_chunk_of(head, index);
     select_piece(head, index);
-    head->piece.m = 0;
-    prepare_piece(head->simd, head->shape, true, &head->piece);
-    pass_nodes(head->simd, head->shape, head->piece, index, true, head->node_scratch, keep, &head->nodes, nullptr);
+    DeltaPiece& piece = head->piece;
+    if (!keep.triangles) piece.m = 0;
+    prepare_rows(head->simd, head->shape, true, &piece);
+    solve_piece(head->simd, head->shape, &piece);
+    if (keep.triangles) store_triangles(piece, keep.triangles);
+    finish_keys(head->simd, head->shape, &piece);
+    forget_queries(&piece);
+    pass_nodes(head->simd, head->shape, piece, index, true, head->node_scratch, keep, &head->nodes, nullptr);
     if ((index + 1) % head->shape.per_chunk == 0) round_nodes(head, index + 1);
+  }
+
+  // The same from forward's record.
+  void replay(const DeltaRecord& record) const {
+    const bool writes = !record.z_of(head->shape, DeltaMerge(head->shape, record.index).target);
+    gather_chunk(head->simd, head->in, head->sequence, head->head, record.index / head->shape.per_chunk, head->chunk_memory,
+                 &head->chunk, {.queries = false, .values = writes});
+    head->gathered = false;
+    select_piece(head, record.index);
+    head->piece.m = 0;
+    prepare_replay(head->simd, head->shape, writes, &head->piece);
+    load_triangles(record.triangles, &head->piece);
+    finish_keys(head->simd, head->shape, &head->piece);
+    replay_nodes(head->simd, head->shape, head->piece, record, head->node_scratch, &head->nodes);
+    if ((record.index + 1) % head->shape.per_chunk == 0) round_nodes(head, record.index + 1);
   }
 
   void keep_checkpoints(int64_t first, int64_t last, int64_t segment) const {
@@ -83,15 +109,16 @@ struct HeadBackward {
     load_history(head, true);
     const int64_t final = first + (last - first) / segment * segment;
     for (int64_t index = first; index < final; ++index) {
-      advance(index, DeltaKept());
+      advance(index, DeltaRecord());
       const int64_t done = index + 1 - first;
       if (done % segment == 0) {
-        store_set(*head, index + 1, scratch->checkpoints + (done / segment - 1) * set_size, scratch->slots);
+        store_set(head->shape, head->nodes, index + 1, scratch->checkpoints + (done / segment - 1) * set_size);
       }
     }
   }
 
-  void backward_piece(int64_t index, const DeltaKept& kept) const {
+  // `keys`: its Kt if that is there already.
+  void backward_piece(int64_t index, const DeltaRecord& record, float* keys) const {
     const DeltaShape& shape = head->shape;
     gather_chunk_of(head, index);
     select_piece(head, index);
@@ -100,56 +127,77 @@ struct HeadBackward {
     if (piece.n == shape.rows) {
       for_live_entries(shape, index + 1, [&](int e) { fold = fold || scratch->gradients.content[e]; });
     }
-    prepare_piece(head->simd, shape, fold, &piece);
+    prepare_rows(head->simd, shape, fold, &piece);
+    if (record.triangles) {
+      load_triangles(record.triangles, &piece);
+    } else {
+      solve_piece(head->simd, shape, &piece);
+    }
+    if (piece.m > 0) finish_queries(head->simd, shape, &piece);
+    float* const own_keys = piece.kt;
+    if (keys) {
+      piece.kt = keys;
+    } else if (fold) {
+      finish_keys(head->simd, shape, &piece);
+    }
     const int64_t query = std::max(head->row_in_chunk(index), head->chunk.lo) - head->chunk.lo;
     gather_view(head->simd, problem->dy, head->sequence, head->chunk.row + query, piece.m, head->head, shape.value_dim,
                 scratch->dy);
     DeltaPieceGradient& gradient = scratch->piece;
     gradient.dy = scratch->dy;
     gradient.dkb = gradient.da + piece.m * shape.key_dim;
-    pass_nodes_backward(head->simd, shape, piece, index, fold, head->nodes, kept, scratch->nodes, &scratch->gradients,
+    pass_nodes_backward(head->simd, shape, piece, index, fold, head->nodes, record, scratch->nodes, &scratch->gradients,
                         &gradient);
     piece_backward(head->simd, shape, fold, &piece, &gradient);
+    piece.kt = own_keys;
     write_piece_gradient(*head, *problem, *out, index, scratch->row, &gradient);
   }
 
   void run(const DeltaSaved& saved) const {
     const DeltaShape& shape = head->shape;
     const int64_t first = head->first_piece(), last = head->last_piece(), boundary = head->end_boundary();
-    const int64_t segment = problem->saved ? saved.every : scratch->segment;
+    const int64_t segment = scratch->segment;
     if (!problem->saved && last - first >= segment) keep_checkpoints(first, last, segment);
     std::fill(scratch->gradients.content, scratch->gradients.content + kDeltaEntries, nullptr);
-    for (int64_t start = first + (last - first) / segment * segment; start >= first; start -= segment) {
-      const int64_t end = std::min(start + segment - 1, last), number = (start - first) / segment;
+    for (int64_t end = last; end >= first;) {
+      const int64_t start = problem->saved ? saved.start_of(end) : first + (end - first) / segment * segment;
       const float* kept = nullptr;
-      int64_t slots = scratch->slots;
-      if (number > 0 && problem->saved) {
-        kept = saved.set(const_cast<void*>(problem->saved), number, head->head);
-        slots = saved.slots;
-      } else if (number > 0) {
-        kept = scratch->checkpoints + (number - 1) * set_size;
+      if (start > first) {
+        kept = problem->saved ? saved.set(start) : scratch->checkpoints + ((start - first) / segment - 1) * set_size;
       }
       // Contents at the start of each piece of the segment; those of the first lie elsewhere.
       set_buffers(shape, set(0), scratch->slots, &head->nodes);
       if (kept) {
-        use_set(head, start, kept, slots);
+        use_set(shape, start, kept, &head->nodes);
       } else {
         load_history(head, true);
       }
       const DeltaNodes at_start = head->nodes;
       for (int64_t index = start; index < end; ++index) {
         set_buffers(shape, set(index + 1 - start), scratch->slots, &head->nodes);
-        advance(index, kept_of(index - start));
+        float* const own_keys = head->piece.kt;
+        head->piece.kt = keys(index - start);
+        if (problem->saved) {
+          replay(saved.record(index));
+        } else {
+          advance(index, scratch_record(index - start, index));
+        }
+        head->piece.kt = own_keys;
       }
       for (int64_t index = end; index >= start; --index) {
         if (index + 1 == boundary) add_final_nodes(*head, *problem, boundary, scratch->nodes.sum, &scratch->gradients);
         if (index == start) {
           head->nodes = at_start;
         } else {
-          use_set(head, index, set(index - start), scratch->slots);
+          set_buffers(shape, set(index - start), scratch->slots, &head->nodes);
+          use_buffers(shape, index, &head->nodes);
         }
-        backward_piece(index, index < end ? kept_of(index - start) : DeltaKept());
+        const bool has_keys = index < end;
+        DeltaRecord record = problem->saved ? saved.record(index) : DeltaRecord();
+        if (!problem->saved && has_keys) record = scratch_record(index - start, index);
+        backward_piece(index, record, has_keys ? keys(index - start) : nullptr);
       }
+      end = start - 1;
     }
     if (boundary == first) add_final_nodes(*head, *problem, boundary, scratch->nodes.sum, &scratch->gradients);
     write_initial_nodes(*head, *problem, first, scratch->gradients);
@@ -192,7 +240,6 @@ void run_delta_backward(const Simd& simd, const MixerBackward& problem, const Li
     if (s.rows > 0) reduce_parts(simd, in, problem, limits, scratch, order, group);
     return;
   }
-  const DeltaSaved saved(shape, mixer, problem.batch, limits, problem.saved ? order : -1);
   const int64_t share = mixer.heads / mixer.groups, first = share * part / parts, last = share * (part + 1) / parts;
   for (int64_t j = first; j < last; ++j) {
     DeltaArena arena(scratch.thread);
@@ -206,7 +253,7 @@ void run_delta_backward(const Simd& simd, const MixerBackward& problem, const Li
       continue;
     }
     const HeadBackward sweep{&head, &own, &problem, &out, own.slots * shape.node_size()};
-    sweep.run(saved);
+    sweep.run(DeltaSaved(shape, mixer, limits, problem.saved, s, order, head.head));
   }
 }
 

@@ -8,7 +8,9 @@ namespace lla::cpu {
 
 namespace {
 
-constexpr int64_t kFewRows = 4;  // queries of an incomplete chunk that are folded back row by row, without an inverse
+constexpr int64_t kFewRows = 4;    // queries of an incomplete chunk that are folded back row by row, without an inverse
+constexpr int64_t kRowsAhead = 4;  // by which keys are asked for
+constexpr int64_t kCacheLine = 64;
 
 struct ForwardScratch {
   DeltaNodes nodes;
@@ -36,38 +38,87 @@ void write_rows(const DeltaHead& head, const View& view, int64_t row, int64_t ro
   }
 }
 
+// Rows [first, last) of a chunk where they lie.
+struct RowsInPlace {
+  int64_t first = 0, last = 0;
+  const float *k = nullptr, *v = nullptr;
+};
+
+void prefetch_row(const float* row, int64_t n) {
+  for (int64_t i = 0; i < n; i += kCacheLine / 4) __builtin_prefetch(row + i);
+}
+
+// The rows of the gathered chunk, oldest first; those of the tail in the tail if they were left there.
+int list_rows(const DeltaHead& head, bool tail_in_place, RowsInPlace parts[3]) {
+  const Chunk& chunk = head.chunk;
+  const int64_t dk = head.shape.key_dim, dv = head.shape.value_dim;
+  int count = 0;
+  int64_t at = 0;
+  if (tail_in_place) {
+    const SlotMemory& state = *head.in.state;
+    const int64_t group = head.in.shape->group_of(head.head);
+    const int32_t id = head.sequence.history.tail;
+    const TailRows tail = tail_rows(*head.in.shape, state, head.sequence);
+    at = tail.first;
+    for (int part = 0; part < 2; ++part) {
+      if (tail.count[part] == 0) continue;
+      parts[count++] = {at, at + tail.count[part], reinterpret_cast<const float*>(state.tail_k(id, group, tail.ring[part])),
+                        reinterpret_cast<const float*>(state.tail_v(id, head.head, tail.ring[part]))};
+      at += tail.count[part];
+    }
+    at = chunk.lo;
+  }
+  parts[count++] = {at, chunk.hi, chunk.k + at * dk, chunk.v + at * dv};
+  return count;
+}
+
 // Outputs of the last, incomplete chunk when it has few queries: each query goes back through the rows
-// (docs/mathematics.md).
+// (docs/mathematics.md). Most of the time of a step goes into reading rows and nodes, so that rows are not copied.
 void read_few_rows(DeltaHead* head, const ForwardScratch& scratch, int64_t index, const View& out) {
   const Simd& simd = head->simd;
   const DeltaShape& shape = head->shape;
   const Chunk& chunk = head->chunk;
+  const bool in_place = head->in.state->tail_layout.dtype == LLA_F32 && head->in.state->tails.base;
+  gather_chunk(simd, head->in, head->sequence, head->head, index / shape.per_chunk, head->chunk_memory, &head->chunk,
+               {.tail = !in_place});
+  head->gathered = !in_place;
+  RowsInPlace parts[3];
+  const int count = list_rows(*head, in_place && chunk.lo > 0, parts);
   const int64_t dk = shape.key_dim, dv = shape.value_dim, m = chunk.hi - chunk.lo;
   DeltaPiece& piece = head->piece;
   for (int64_t i = 0; i < m; ++i) {
     const int64_t t = chunk.lo + i;
-    float *x = scratch.folded + i * dk, *weight = scratch.weight;
+    float *x = scratch.folded + i * dk, *weight = scratch.weight, *y = scratch.y + i * dv;
     std::copy(chunk.q + i * dk, chunk.q + (i + 1) * dk, x);
+    std::fill(weight, weight + parts[0].first, 0.0f);
     float sum = 0;
-    for (int64_t s = t; s >= 0; --s) {
-      const float* k = chunk.k + s * dk;
-      weight[s] = chunk.write[s] * simd.dot(x, k, dk);
-      simd.add_scaled(x, k, -weight[s], dk);
-      scratch.exponent[s] = sum;
-      sum += chunk.gate[s];
+    for (int number = count - 1; number >= 0; --number) {
+      const RowsInPlace& part = parts[number];
+      for (int64_t s = std::min(t + 1, part.last) - 1; s >= part.first; --s) {
+        const float* k = part.k + (s - part.first) * dk;
+        // The sums below wait for each other; the memory can work meanwhile.
+        if (i == 0 && s - kRowsAhead >= part.first) prefetch_row(k - kRowsAhead * dk, dk);
+        weight[s] = chunk.write[s] * simd.dot(x, k, dk);
+        simd.add_scaled(x, k, -weight[s], dk);
+        scratch.exponent[s] = sum;
+        sum += chunk.gate[s];
+      }
     }
+    std::fill(scratch.exponent, scratch.exponent + parts[0].first, 0.0f);
     simd.exp(scratch.exponent, scratch.exponent, t + 1);
     simd.exp(piece.into + i, &sum, 1);
     simd.multiply(weight, weight, scratch.exponent, t + 1);
     if (chunk.lambda) weigh_levels(simd, shape, chunk.lambda + i * shape.levels, t, weight);
-    simd.outer_product(1, dv, t + 1, weight, t + 1, 1, chunk.v, dv, scratch.y + i * dv, dv, false);
+    for (int number = 0; number < count; ++number) {
+      const RowsInPlace& part = parts[number];
+      const int64_t rows = std::min(t + 1, part.last) - part.first;
+      simd.outer_product(1, dv, rows, weight + part.first, rows, 1, part.v, dv, y, dv, number > 0);
+    }
   }
-  float* saved_a = piece.a;
   piece.n = piece.m = m;
   piece.a = scratch.folded;
   piece.lambda = chunk.lambda;
-  pass_nodes(simd, shape, piece, index, false, head->node_scratch, DeltaKept(), &head->nodes, scratch.y);
-  piece.a = saved_a;
+  pass_nodes(simd, shape, piece, index, false, head->node_scratch, DeltaRecord(), &head->nodes, scratch.y);
   write_rows(*head, out, chunk.row, m, scratch.y);
 }
 
@@ -119,30 +170,37 @@ void run_delta_forward(const Simd& simd, const MixerForward& problem, const Limi
   ForwardScratch own;
   carve_forward(shape, mixer, limits, &arena, &head, &own);
   if (s.rows > 0) {
-    const DeltaSaved saved(shape, mixer, problem.batch, limits, problem.saved ? order : -1);
+    const DeltaSaved saved(shape, mixer, limits, problem.saved, s, order, head.head);
     load_history(&head, false);
     const int64_t first = head.first_piece(), last = head.last_piece();
     bool read = false;  // few rows, whose outputs are written
     for (int64_t index = first; index <= last; ++index) {
-      if (problem.saved && index > first && (index - first) % saved.every == 0) {
-        store_set(head, index, saved.set(problem.saved, (index - first) / saved.every, head.head), saved.slots);
-      }
-      gather_chunk_of(&head, index);
-      const bool chunk_complete = head.chunk.complete(mixer.grain);
-      if (!read && !chunk_complete && head.chunk.hi - head.chunk.lo <= kFewRows) {
+      if (float* set = saved.set(index)) store_set(shape, head.nodes, index, set);
+      const RowRange rows = rows_of_call(s, mixer.grain, index / shape.per_chunk);
+      const bool chunk_complete = rows.end == mixer.grain;
+      if (!read && !chunk_complete && rows.end - rows.begin <= kFewRows) {
         read_few_rows(&head, own, index, problem.y);
         read = true;
       }
-      const int64_t last_saved = (last - first) / saved.every * saved.every + first;
-      if (read && (!problem.saved || index >= last_saved)) break;
+      if (read && !problem.saved) break;
+      gather_chunk_of(&head, index);
       select_piece(&head, index);
-      if (read) head.piece.m = 0;
+      DeltaPiece& piece = head.piece;
       const bool fold = index < last || (chunk_complete && s.nodes_to_store_count > 0);
-      prepare_piece(simd, shape, fold, &head.piece);
-      if (head.piece.m > 0) read_inside_piece(simd, shape, &head.piece, own.y);
-      pass_nodes(simd, shape, head.piece, index, fold, head.node_scratch, DeltaKept(), &head.nodes, own.y);
+      prepare_rows(simd, shape, fold, &piece);
+      solve_piece(simd, shape, &piece);
+      const DeltaRecord record = saved.record(index);
+      if (record.triangles) store_triangles(piece, record.triangles);
+      if (fold) finish_keys(simd, shape, &piece);
+      if (read) {
+        forget_queries(&piece);
+      } else if (piece.m > 0) {
+        finish_queries(simd, shape, &piece);
+        read_inside_piece(simd, shape, &piece, own.y);
+      }
+      pass_nodes(simd, shape, piece, index, fold, head.node_scratch, record, &head.nodes, own.y);
       const int64_t first_row = std::max(head.row_in_chunk(index), head.chunk.lo) - head.chunk.lo;
-      write_rows(head, problem.y, head.chunk.row + first_row, head.piece.m, own.y);
+      write_rows(head, problem.y, head.chunk.row + first_row, piece.m, own.y);
       if (fold && (index + 1) % shape.per_chunk == 0) {
         round_nodes(&head, index + 1);
         store_nodes(&head, problem, index + 1);

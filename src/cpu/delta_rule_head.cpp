@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Walking one head of one sequence: rows of pieces, nodes of the history, saved node sets.
+// Walking one head of one sequence: rows of pieces, nodes of the history.
 #include <algorithm>
 
 #include "cpu/delta_rule.h"
@@ -69,57 +69,6 @@ void round_nodes(DeltaHead* head, int64_t index) {
   for_live_entries(head->shape, index, [&](int e) {
     if (head->nodes.content[e]) round_node(head->simd, *head->in.state, head->nodes.buffer[e]);
   });
-}
-
-namespace {
-
-// Pieces from one set to the next. It does not depend on the limits, so that more memory is asked for where they are wider.
-int64_t pieces_of_set(const DeltaShape& shape) { return shape.separate + shape.has_absorbed() > 2 ? 4 : 1; }
-
-// More sets than a sequence's rows alone would suggest: its first chunk may be cut.
-int64_t spare_sets(const MixerShape& mixer, int64_t rows_of_set) { return mixer.grain / rows_of_set + 2; }
-
-}  // namespace
-
-DeltaSaved::DeltaSaved(const DeltaShape& shape, const MixerShape& mixer, const BatchView& batch, const Limits& limits,
-                       int64_t order)
-    : every(pieces_of_set(shape)), size(shape.node_size()), heads(mixer.heads) {
-  if (order < 0) return;
-  const Sequence& s = batch.sequences[order];
-  if (s.padding || s.rows <= 0) return;
-  const int64_t first = s.position / mixer.grain * shape.per_chunk, last = (s.position + s.rows - 1) / shape.rows;
-  sets = (last - first) / every;
-  slots = delta_slots(shape, limits.length / shape.rows);
-  const int64_t rows_of_set = shape.rows * every;
-  offset = (s.row_begin / rows_of_set + order * spare_sets(mixer, rows_of_set)) * heads * slots * size;
-}
-
-int64_t delta_saved_bytes(const MixerShape& mixer, const Limits& limits) {
-  const DeltaShape shape(mixer);
-  const int64_t rows_of_set = shape.rows * pieces_of_set(shape);
-  const Size sets = Size(limits.rows / rows_of_set) + Size(limits.sequences) * spare_sets(mixer, rows_of_set);
-  const Size set = Size(delta_slots(shape, limits.length / shape.rows)) * shape.key_dim * shape.value_dim;
-  const Size bytes = sets * set * mixer.heads * 4;
-  return bytes.valid() ? bytes.value() : -1;
-}
-
-void store_set(const DeltaHead& head, int64_t index, float* set, int64_t slots) {
-  const int64_t size = head.shape.node_size();
-  for_live_entries(head.shape, index, [&](int e) {
-    float* out = set + delta_slot(slots, e) * size;
-    const float* content = head.nodes.content[e];
-    if (content) {
-      std::copy(content, content + size, out);
-    } else {
-      std::fill(out, out + size, 0.0f);
-    }
-  });
-}
-
-void use_set(DeltaHead* head, int64_t index, const float* set, int64_t slots) {
-  std::fill(head->nodes.content, head->nodes.content + kDeltaEntries, nullptr);
-  for_live_entries(head->shape, index,
-                   [&](int e) { head->nodes.content[e] = set + delta_slot(slots, e) * head->shape.node_size(); });
 }
 
 }  // namespace lla::cpu

@@ -23,8 +23,7 @@ void add_writes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& pie
 void advance(const Simd& simd, const DeltaShape& shape, const DeltaPiece& piece, const float* content, const float* z,
              float* out) {
   const int64_t dk = shape.key_dim, dv = shape.value_dim;
-  if (content) simd.scale(out, content, piece.gamma, shape.node_size());
-  simd.outer_product(dk, dv, piece.n, piece.kt, 1, dk, z, dv, out, dv, content != nullptr);
+  simd.outer_product_onto(dk, dv, piece.n, piece.kt, 1, dk, z, dv, out, dv, content, piece.gamma);
 }
 
 // Sum of the nodes that merge, null if there is none. `out` is used if there are several, and may be one of them.
@@ -50,6 +49,13 @@ const float* sum_sources(const Simd& simd, const DeltaShape& shape, int64_t inde
   return sum;
 }
 
+void finish_merge(const DeltaShape& shape, int64_t index, const DeltaMerge& merge, DeltaNodes* nodes) {
+  for_live_entries(shape, index, [&](int e) {
+    if (merge.takes(e)) nodes->content[e] = nullptr;
+  });
+  nodes->content[merge.target] = nodes->buffer[merge.target];
+}
+
 }  // namespace
 
 void set_buffers(const DeltaShape& shape, float* set, int64_t slots, DeltaNodes* nodes) {
@@ -58,13 +64,18 @@ void set_buffers(const DeltaShape& shape, float* set, int64_t slots, DeltaNodes*
   if (shape.has_absorbed()) nodes->buffer[kDeltaAbsorbed] = set + (slots - 1) * shape.node_size();
 }
 
+void use_buffers(const DeltaShape& shape, int64_t index, DeltaNodes* nodes) {
+  std::fill(nodes->content, nodes->content + kDeltaEntries, nullptr);
+  for_live_entries(shape, index, [&](int e) { nodes->content[e] = nodes->buffer[e]; });
+}
+
 void carve_node_scratch(const DeltaShape& shape, DeltaArena* arena, DeltaNodeScratch* scratch) {
   scratch->product = arena->floats(Size(2 * shape.rows) * shape.value_dim);
   scratch->z = arena->floats(Size(shape.rows) * shape.value_dim);
 }
 
 void pass_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& piece, int64_t index, bool fold,
-                const DeltaNodeScratch& scratch, const DeltaKept& keep, DeltaNodes* nodes, float* y) {
+                const DeltaNodeScratch& scratch, const DeltaRecord& keep, DeltaNodes* nodes, float* y) {
   const int64_t n = piece.n, m = piece.m, dk = shape.key_dim, dv = shape.value_dim;
   const DeltaMerge merge(shape, index);
   int sources = 0;
@@ -73,7 +84,11 @@ void pass_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& pie
   bool merged = false;
   for_live_entries(shape, index, [&](int e) {
     const float* content = nodes->content[e];
-    if (!content) return;
+    if (!content) {
+      float* kept = fold && !merge.takes(e) ? keep.z_of(shape, e) : nullptr;
+      if (kept) std::fill(kept, kept + n * dv, 0.0f);
+      return;
+    }
     const bool alone = fold && (!merge.takes(e) || sources == 1);
     const int64_t rows = alone ? m + n : m;  // A and -w K are read together
     if (rows == 0) return;
@@ -89,7 +104,7 @@ void pass_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& pie
     const bool is_source = merge.takes(e);
     if (is_source) add_writes(simd, shape, piece, z);
     const int to = is_source ? merge.target : e;
-    if (float* kept = keep.z(shape, to)) std::copy(z, z + n * dv, kept);
+    if (float* kept = keep.z_of(shape, to)) std::copy(z, z + n * dv, kept);
     advance(simd, shape, piece, content, z, nodes->buffer[to]);
     if (is_source) {
       merged = true;
@@ -108,19 +123,36 @@ void pass_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& pie
       std::fill(scratch.z, scratch.z + n * dv, 0.0f);
     }
     add_writes(simd, shape, piece, scratch.z);
-    if (float* kept = keep.z(shape, merge.target)) std::copy(scratch.z, scratch.z + n * dv, kept);
+    if (float* kept = keep.z_of(shape, merge.target)) std::copy(scratch.z, scratch.z + n * dv, kept);
     advance(simd, shape, piece, sum, scratch.z, out);
   }
-  for_live_entries(shape, index, [&](int e) {
-    if (merge.takes(e)) nodes->content[e] = nullptr;
+  finish_merge(shape, index, merge, nodes);
+}
+
+void replay_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& piece, const DeltaRecord& record,
+                  const DeltaNodeScratch& scratch, DeltaNodes* nodes) {
+  const DeltaMerge merge(shape, record.index);
+  for_live_entries(shape, record.index, [&](int e) {
+    if (merge.takes(e) || !nodes->content[e]) return;
+    advance(simd, shape, piece, nodes->content[e], record.z_of(shape, e), nodes->buffer[e]);
+    nodes->content[e] = nodes->buffer[e];
   });
-  nodes->content[merge.target] = nodes->buffer[merge.target];
+  float* out = nodes->buffer[merge.target];
+  const float* sum = sum_sources(simd, shape, record.index, merge, *nodes, out);
+  const float* z = record.z_of(shape, merge.target);
+  if (!z) {
+    std::fill(scratch.z, scratch.z + piece.n * shape.value_dim, 0.0f);
+    add_writes(simd, shape, piece, scratch.z);
+    z = scratch.z;
+  }
+  advance(simd, shape, piece, sum, z, out);
+  finish_merge(shape, record.index, merge, nodes);
 }
 
 void carve_node_gradient_scratch(const DeltaShape& shape, DeltaArena* arena, DeltaNodeGradientScratch* scratch) {
   const Size values = Size(shape.rows) * shape.value_dim;
-  for (float** rows : {&scratch->z, &scratch->dz}) *rows = arena->floats(values);
-  for (float** rows : {&scratch->arriving, &scratch->weighed}) *rows = arena->floats(values * 2);
+  for (float** rows : {&scratch->z, &scratch->dz, &scratch->weighed}) *rows = arena->floats(values);
+  scratch->arriving = arena->floats(values * 2);
   scratch->read = arena->floats(Size(2 * shape.rows) * shape.key_dim);
   scratch->sum = arena->floats(Size(shape.key_dim) * shape.value_dim);
   scratch->row_gate = arena->floats(shape.rows);
@@ -128,13 +160,11 @@ void carve_node_gradient_scratch(const DeltaShape& shape, DeltaArena* arena, Del
 }
 
 void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaPiece& piece, int64_t index, bool fold,
-                         const DeltaNodes& nodes, const DeltaKept& kept, const DeltaNodeGradientScratch& scratch,
+                         const DeltaNodes& nodes, const DeltaRecord& record, const DeltaNodeGradientScratch& scratch,
                          DeltaNodes* gradients, DeltaPieceGradient* out) {
   const int64_t n = piece.n, m = piece.m, dk = shape.key_dim, dv = shape.value_dim, size = shape.node_size();
   float *row_gate = scratch.row_gate, *write_gate = scratch.write_gate, *dz = scratch.dz;
-  std::fill(out->da, out->da + m * dk, 0.0f);
-  for (float* rows : {out->dkb, out->dkt}) std::fill(rows, rows + n * dk, 0.0f);
-  std::fill(out->du, out->du + n * dv, 0.0f);
+  bool has_da = false, has_dkb = false, has_dkt = false, has_du = false;  // something to add to
   std::fill(out->dwrite, out->dwrite + n, 0.0f);
   std::fill(out->dlambda, out->dlambda + m * shape.levels, 0.0f);
   std::fill(row_gate, row_gate + m, 0.0f);
@@ -148,7 +178,7 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
   const auto advance_backward = [&](int to, const float* from, bool is_target) {
     const float* dnode = gradients->buffer[to];
     simd.outer_product(n, dv, dk, piece.kt, dk, 1, dnode, dv, dz, dv, false);
-    const float* z = from || is_target ? kept.z(shape, to) : nullptr;
+    const float* z = from || is_target ? record.z_of(shape, to) : nullptr;
     if (!z) {
       z = scratch.z;
       if (from) {
@@ -162,10 +192,12 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
     if (is_target) {
       for (int64_t s = 0; s < n; ++s) {
         write_gate[s] = piece.to_end[s] * simd.dot(dz + s * dv, piece.u + s * dv, dv);
-        simd.add_scaled(out->du + s * dv, dz + s * dv, piece.to_end[s], dv);
+        simd.scale(out->du + s * dv, dz + s * dv, piece.to_end[s], dv);
       }
+      has_du = true;
     }
-    simd.dot_product(n, dk, dv, z, dv, dnode, dv, out->dkt, dk, true);
+    simd.outer_product_transposed(n, dk, dv, z, dv, dnode, dv, out->dkt, dk, has_dkt);
+    has_dkt = true;
   };
   // From the products `read` of the arriving gradients with a node that row by row has the weights of a λ column.
   const auto take_reads = [&](int64_t column) {
@@ -174,8 +206,10 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
       const float dweight = simd.dot(piece.a + i * dk, scratch.read + i * dk, dk);
       if (column >= 0) out->dlambda[i * shape.levels + column] += dweight;
       row_gate[i] += weight * dweight;
-      simd.add_scaled(out->da + i * dk, scratch.read + i * dk, weight, dk);
+      const auto take = has_da ? simd.add_scaled : simd.scale;
+      take(out->da + i * dk, scratch.read + i * dk, weight, dk);
     }
+    has_da = true;
   };
   // The arriving gradients times a column of λ.
   const auto weigh_arriving = [&](int64_t column) {
@@ -185,34 +219,41 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
     }
     return scratch.weighed;
   };
-  // Entry e, which alone becomes entry `to`: its transition and its reads in the same products.
+  // Entry e, which alone becomes entry `to`: its transition and its reads, which share a product.
   const auto go_back_alone = [&](int e, int to, bool is_target) {
     const float *from = nodes.content[e], *after = gradients->buffer[to];
     float* dnode = gradients->buffer[e];
     const int64_t column = shape.column_of_entry(e);
     advance_backward(to, from, is_target);
     simd.scale(scratch.arriving + m * dv, dz, piece.gamma, n * dv);
-    simd.dot_product(m + n, dk, dv, scratch.arriving, dv, from, dv, scratch.read, dk, false);
+    simd.outer_product_transposed(m + n, dk, dv, scratch.arriving, dv, from, dv, scratch.read, dk, false);
     const float* of_kb = scratch.read + m * dk;
-    gamma_gate += piece.gamma * simd.dot(after, from, size) + simd.dot(piece.kb, of_kb, n * dk);
-    simd.add_scaled(out->dkb, of_kb, 1, n * dk);
+    if (has_dkb) {
+      simd.add_scaled(out->dkb, of_kb, 1, n * dk);
+    } else {
+      std::copy(of_kb, of_kb + n * dk, out->dkb);
+    }
+    has_dkb = true;
+    // The gate's share is taken from the gradient that has come through the transition, element by element: as a difference
+    // of sums it would be rounding where the piece erases what it finds.
+    simd.outer_product_onto(dk, dv, n, piece.kb, 1, dk, scratch.arriving + m * dv, dv, dnode, dv, after, piece.gamma);
+    gamma_gate += simd.dot(dnode, from, size);
     take_reads(column);
-    float* weighed = weigh_arriving(column);
-    if (column >= 0) std::copy(scratch.arriving + m * dv, scratch.arriving + (m + n) * dv, weighed + m * dv);
-    simd.scale(dnode, after, piece.gamma, size);
-    simd.outer_product(dk, dv, m + n, piece.a, 1, dk, weighed, dv, dnode, dv, true);
+    simd.outer_product(dk, dv, m, piece.a, 1, dk, weigh_arriving(column), dv, dnode, dv, true);
     gradients->content[to] = nullptr;
     gradients->content[e] = dnode;
   };
 
-  // The same without the reads: of entry e, which came from `from`, a sum of others perhaps, null for zero.
-  const auto go_back_in_place = [&](int e, const float* from, bool is_target) {
+  // The same without the reads: of entry e, which came from `from`, a sum of others perhaps, null for zero. `onward`:
+  // somebody takes the gradient of what it came from.
+  const auto go_back_in_place = [&](int e, const float* from, bool is_target, bool onward) {
     float* node = gradients->buffer[e];
     advance_backward(e, from, is_target);
+    if (!onward) return;
     simd.scale(dz, dz, piece.gamma, n * dv);
-    if (from) simd.dot_product(n, dk, dv, dz, dv, from, dv, out->dkb, dk, true);
-    simd.scale(node, node, piece.gamma, size);
-    simd.outer_product(dk, dv, n, piece.kb, 1, dk, dz, dv, node, dv, true);
+    if (from) simd.outer_product_transposed(n, dk, dv, dz, dv, from, dv, out->dkb, dk, has_dkb);
+    has_dkb = has_dkb || from;
+    simd.outer_product_onto(dk, dv, n, piece.kb, 1, dk, dz, dv, node, dv, node, piece.gamma);
     if (from) gamma_gate += simd.dot(node, from, size);
   };
 
@@ -223,7 +264,7 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
     for_live_entries(shape, index, [&](int e) {
       if (!merge.takes(e)) {
         if (!gradients->content[e]) return;
-        if (!nodes.content[e]) return go_back_in_place(e, nullptr, false);
+        if (!nodes.content[e]) return go_back_in_place(e, nullptr, false, true);
         go_back_alone(e, e, false);
         done |= uint64_t{1} << e;
         return;
@@ -237,11 +278,18 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
       done |= uint64_t{1} << source;
     } else {
       float* shared = gradients->buffer[merge.target];
-      if (arrives) go_back_in_place(merge.target, sum_sources(simd, shape, index, merge, nodes, scratch.sum), true);
+      if (arrives) {
+        go_back_in_place(merge.target, sum_sources(simd, shape, index, merge, nodes, scratch.sum), true, sources > 0);
+      }
       for_live_entries(shape, index, [&](int e) {
         if (!merge.takes(e) || e == merge.target) return;
         gradients->content[e] = arrives ? gradients->buffer[e] : nullptr;
-        if (arrives) std::copy(shared, shared + size, gradients->buffer[e]);
+        if (!arrives) return;
+        if (m == 0) {
+          std::copy(shared, shared + size, gradients->buffer[e]);
+        } else {
+          gradients->content[e] = shared;  // the reads, which add to it, put the sum where it belongs
+        }
       });
       if (!delta_is_live(shape, index, merge.target)) gradients->content[merge.target] = nullptr;
     }
@@ -252,13 +300,18 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
     if (m == 0 || (done >> e & 1)) return;
     const int64_t column = shape.column_of_entry(e);
     if (const float* content = nodes.content[e]) {
-      simd.dot_product(m, dk, dv, scratch.arriving, dv, content, dv, scratch.read, dk, false);
+      simd.outer_product_transposed(m, dk, dv, scratch.arriving, dv, content, dv, scratch.read, dk, false);
       take_reads(column);
     }
-    simd.outer_product(dk, dv, m, piece.a, 1, dk, weigh_arriving(column), dv, gradients->buffer[e], dv,
-                       gradients->content[e] != nullptr);
+    simd.outer_product_onto(dk, dv, m, piece.a, 1, dk, weigh_arriving(column), dv, gradients->buffer[e], dv,
+                            gradients->content[e], 1);
     gradients->content[e] = gradients->buffer[e];
   });
+
+  if (!has_da) std::fill(out->da, out->da + m * dk, 0.0f);
+  if (!has_dkb) std::fill(out->dkb, out->dkb + n * dk, 0.0f);
+  if (!has_dkt && fold) std::fill(out->dkt, out->dkt + n * dk, 0.0f);
+  if (!has_du) std::fill(out->du, out->du + n * dv, 0.0f);
 
   // A decay over an interval belongs to all gates of the interval: reads [0, t], writes (s, n), transitions [0, n).
   float before = 0, after = 0;

@@ -40,6 +40,9 @@ inline int64_t delta_slot(int64_t slots, int entry) { return entry == kDeltaAbso
 // Points the buffers at a set.
 void set_buffers(const DeltaShape& shape, float* set, int64_t slots, DeltaNodes* nodes);
 
+// Contents are what the buffers hold.
+void use_buffers(const DeltaShape& shape, int64_t index, DeltaNodes* nodes);
+
 // Which entries become one when piece `index` completes.
 struct DeltaMerge {
   DeltaMerge(const DeltaShape& shape, int64_t index)
@@ -55,26 +58,28 @@ struct DeltaNodeScratch {
 };
 void carve_node_scratch(const DeltaShape& shape, DeltaArena* arena, DeltaNodeScratch* scratch);
 
-// What forward computed of a piece on the way and backward can use: the Z [rows][dv] of each entry at the piece's end, in
-// slots. data null: nothing is kept.
-struct DeltaKept {
-  float* data = nullptr;
-  int64_t slots = 0;
-  float* z(const DeltaShape& shape, int entry) const {
-    return data ? data + delta_slot(slots, entry) * shape.rows * shape.value_dim : nullptr;
-  }
+// What forward computed of a piece and backward can use (delta_rule_saved.h). Null: nothing is kept.
+struct DeltaRecord {
+  float* triangles = nullptr;  // X, R
+  float* z = nullptr;          // Z [rows][dv] of the entries that are live at the piece's end, newest first, without entry 0
+  int64_t index = 0;           // of the piece
+  // Z with which entry `to` was advanced; null if it is not kept. Entry 0 is what the piece itself wrote: no product.
+  float* z_of(const DeltaShape& shape, int to) const;
 };
 
 // y [m][dv] += what the piece's queries read from the nodes; then, with `fold`, the nodes move to the piece's end.
 void pass_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& piece, int64_t index, bool fold,
-                const DeltaNodeScratch& scratch, const DeltaKept& keep, DeltaNodes* nodes, float* y);
+                const DeltaNodeScratch& scratch, const DeltaRecord& keep, DeltaNodes* nodes, float* y);
+// The nodes move to the end of a piece of which all Z are kept.
+void replay_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& piece, const DeltaRecord& record,
+                  const DeltaNodeScratch& scratch, DeltaNodes* nodes);
 
 struct DeltaNodeGradientScratch {
   float *z = nullptr, *dz = nullptr;  // [rows][dv]
-  // [2 rows][dv]: dy times decay, the same times λ; behind these rows the gradient of Z times the piece's decay.
-  float *arriving = nullptr, *weighed = nullptr;
-  float* read = nullptr;                             // [2 rows][dk]
-  float* sum = nullptr;                              // [dk][dv]
+  float* arriving = nullptr;  // [2 rows][dv]: dy times decay, behind these rows the gradient of Z times the piece's decay
+  float* weighed = nullptr;   // [rows][dv]: dy times decay times λ
+  float* read = nullptr;      // [2 rows][dk]
+  float* sum = nullptr;       // [dk][dv]
   float *row_gate = nullptr, *write_gate = nullptr;  // [rows]
 };
 void carve_node_gradient_scratch(const DeltaShape& shape, DeltaArena* arena, DeltaNodeGradientScratch* scratch);
@@ -82,7 +87,7 @@ void carve_node_gradient_scratch(const DeltaShape& shape, DeltaArena* arena, Del
 // The other way round: on entry `gradients` are those of the nodes at the piece's end, on exit at its start. `nodes` are the
 // contents at its start. Sets da, dkb, dkt, du, dgate, dlambda to what comes through nodes, dwrite to zero.
 void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaPiece& piece, int64_t index, bool fold,
-                         const DeltaNodes& nodes, const DeltaKept& kept, const DeltaNodeGradientScratch& scratch,
+                         const DeltaNodes& nodes, const DeltaRecord& record, const DeltaNodeGradientScratch& scratch,
                          DeltaNodes* gradients, DeltaPieceGradient* out);
 
 }  // namespace lla::cpu

@@ -10,7 +10,7 @@ namespace lla::cpu {
 
 namespace {
 
-constexpr int64_t kBlock = 16;  // rows of a triangular block
+constexpr int64_t kBlock = 16;  // rows of a block that is inverted alone
 
 // Rows of a piece. Longer pieces read nodes of fewer levels, shorter ones have smaller triangles; measured.
 int64_t piece_rows(const MixerShape& shape) { return std::min<int64_t>(shape.grain, shape.levels == 0 ? 32 : 64); }
@@ -65,18 +65,18 @@ DeltaShape::DeltaShape(const MixerShape& shape)
       separate(0),
       absorb(shape.absorb) {
   if (levels > 0) {
-    separate = absorb ? static_cast<int>(std::clamp<int64_t>(levels - 2 - log2_rows, 0, kDeltaAbsorbed - 1))
-                      : kDeltaAbsorbed - 1;
+    separate =
+        absorb ? static_cast<int>(std::clamp<int64_t>(levels - 2 - log2_rows, 0, kDeltaAbsorbed - 1)) : kDeltaAbsorbed - 1;
   }
 }
 
 void carve_piece(const DeltaShape& shape, DeltaArena* arena, DeltaPiece* piece) {
   const int64_t c = shape.rows, dk = shape.key_dim;
   piece->ld = c;
-  for (float** matrix : {&piece->gram, &piece->x, &piece->p, &piece->r, &piece->decay}) *matrix = arena->floats(c * c);
+  for (float** matrix : {&piece->x, &piece->p, &piece->r, &piece->decay}) *matrix = arena->floats(c * c);
   piece->into = arena->floats(c);
   piece->to_end = arena->floats(c);
-  piece->a = arena->floats(2 * c * dk);
+  piece->operands = arena->floats(2 * c * dk);
   piece->kt = arena->floats(c * dk);
   piece->u = arena->floats(c * shape.value_dim);
   piece->temporary = arena->floats(2 * c * c);
@@ -84,8 +84,9 @@ void carve_piece(const DeltaShape& shape, DeltaArena* arena, DeltaPiece* piece) 
 
 void lower_dots(const Simd& simd, int64_t m, int64_t lo, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
                 float* c, int64_t ldc, bool accumulate) {
-  for (int64_t i = 0; i < m; i += kBlock) {
-    const int64_t rows = std::min(kBlock, m - i), columns = lo + i + rows;
+  const int64_t block = simd.rows_of_tile;
+  for (int64_t i = 0; i < m; i += block) {
+    const int64_t rows = std::min(block, m - i), columns = std::min((lo + i + rows + 3) & ~int64_t{3}, lo + m);
     simd.dot_product(rows, columns, k, a + i * lda, lda, b, ldb, c + i * ldc, ldc, accumulate);
     for (int64_t t = i; t < i + rows; ++t) std::fill(c + t * ldc + lo + t + 1, c + t * ldc + lo + m, 0.0f);
   }
@@ -93,16 +94,18 @@ void lower_dots(const Simd& simd, int64_t m, int64_t lo, int64_t k, const float*
 
 void lower_times(const Simd& simd, int64_t m, int64_t lo, int64_t n, const float* a, int64_t lda, const float* b,
                  int64_t ldb, float* c, int64_t ldc, bool accumulate) {
-  for (int64_t i = 0; i < m; i += kBlock) {
-    const int64_t rows = std::min(kBlock, m - i);
+  const int64_t block = simd.rows_of_tile;
+  for (int64_t i = 0; i < m; i += block) {
+    const int64_t rows = std::min(block, m - i);
     simd.outer_product(rows, n, lo + i + rows, a + i * lda, lda, 1, b, ldb, c + i * ldc, ldc, accumulate);
   }
 }
 
 void lower_transposed_times(const Simd& simd, int64_t m, int64_t lo, int64_t n, const float* a, int64_t lda, const float* b,
                             int64_t ldb, float* c, int64_t ldc, bool accumulate) {
-  for (int64_t s = 0; s < lo + m; s += kBlock) {
-    const int64_t rows = std::min(kBlock, lo + m - s), first = std::max<int64_t>(0, s - lo);
+  const int64_t block = simd.rows_of_tile;
+  for (int64_t s = 0; s < lo + m; s += block) {
+    const int64_t rows = std::min(block, lo + m - s), first = std::max<int64_t>(0, s - lo);
     simd.outer_product(rows, n, m - first, a + first * lda + s, 1, lda, b + first * ldb, ldb, c + s * ldc, ldc, accumulate);
   }
 }
@@ -124,28 +127,54 @@ void invert_unit_lower(const Simd& simd, int64_t n, float* x, int64_t ld, float*
   }
 }
 
-void prepare_piece(const Simd& simd, const DeltaShape& shape, bool fold, DeltaPiece* piece) {
-  const int64_t n = piece->n, m = piece->m, lo = piece->lo(), ld = piece->ld, dk = shape.key_dim, dv = shape.value_dim;
+void prepare_rows(const Simd& simd, const DeltaShape& shape, bool fold, DeltaPiece* piece) {
+  const int64_t n = piece->n, dk = shape.key_dim, dv = shape.value_dim;
   set_decays(simd, fold, piece);
-  lower_dots(simd, n, 0, dk, piece->k, dk, piece->k, dk, piece->gram, ld, false);
-  for (int64_t t = 0; t < n; ++t) simd.scale(piece->x + t * ld, piece->gram + t * ld, -piece->write[t], t);
-  invert_unit_lower(simd, n, piece->x, ld, piece->temporary);
-  piece->kb = piece->a + m * dk;
+  piece->a = piece->operands;
+  piece->kb = piece->a + piece->m * dk;
   for (int64_t t = 0; t < n; ++t) {
     simd.scale(piece->kb + t * dk, piece->k + t * dk, -piece->write[t], dk);
     simd.scale(piece->u + t * dv, piece->v + t * dv, piece->write[t], dv);
   }
-  if (m > 0) {
-    lower_dots(simd, m, lo, dk, piece->q, dk, piece->k, dk, piece->p, ld, false);
-    for (int64_t i = 0; i < m; i += kBlock) {  // both factors are lower triangular
-      const int64_t rows = std::min(kBlock, m - i), depth = lo + i + rows;
-      simd.outer_product(rows, depth, depth, piece->p + i * ld, ld, 1, piece->x, ld, piece->r + i * ld, ld, false);
-      for (int64_t t = i; t < i + rows; ++t) std::fill(piece->r + t * ld + depth, piece->r + t * ld + n, 0.0f);
-    }
-    std::copy(piece->q, piece->q + m * dk, piece->a);
-    lower_times(simd, m, lo, dk, piece->r, ld, piece->kb, dk, piece->a, dk, true);
+}
+
+void prepare_replay(const Simd& simd, const DeltaShape& shape, bool writes, DeltaPiece* piece) {
+  const int64_t dv = shape.value_dim;
+  if (writes) {
+    set_decays(simd, true, piece);
+    for (int64_t t = 0; t < piece->n; ++t) simd.scale(piece->u + t * dv, piece->v + t * dv, piece->write[t], dv);
+    return;
   }
-  if (fold) lower_transposed_times(simd, n, 0, dk, piece->x, ld, piece->k, dk, piece->kt, dk, false);
+  float sum = 0;
+  for (int64_t t = 0; t < piece->n; ++t) sum += piece->gate[t];
+  simd.exp(&piece->gamma, &sum, 1);
+}
+
+void solve_piece(const Simd& simd, const DeltaShape& shape, DeltaPiece* piece) {
+  const int64_t n = piece->n, m = piece->m, lo = piece->lo(), ld = piece->ld, dk = shape.key_dim;
+  lower_dots(simd, n, 0, dk, piece->kb, dk, piece->k, dk, piece->x, ld, false);
+  invert_unit_lower(simd, n, piece->x, ld, piece->temporary);
+  if (m == 0) return;
+  lower_dots(simd, m, lo, dk, piece->q, dk, piece->k, dk, piece->p, ld, false);
+  for (int64_t i = 0; i < m; i += simd.rows_of_tile) {  // both factors are lower triangular
+    const int64_t rows = std::min(simd.rows_of_tile, m - i), depth = lo + i + rows;
+    simd.outer_product(rows, depth, depth, piece->p + i * ld, ld, 1, piece->x, ld, piece->r + i * ld, ld, false);
+    for (int64_t t = i; t < i + rows; ++t) std::fill(piece->r + t * ld + depth, piece->r + t * ld + n, 0.0f);
+  }
+}
+
+void finish_queries(const Simd& simd, const DeltaShape& shape, DeltaPiece* piece) {
+  const int64_t m = piece->m, dk = shape.key_dim;
+  for (int64_t i = 0; i < m; i += simd.rows_of_tile) {
+    const int64_t rows = std::min(simd.rows_of_tile, m - i);
+    simd.outer_product_onto(rows, dk, piece->lo() + i + rows, piece->r + i * piece->ld, piece->ld, 1, piece->kb, dk,
+                            piece->a + i * dk, dk, piece->q + i * dk, 1);
+  }
+}
+
+void finish_keys(const Simd& simd, const DeltaShape& shape, DeltaPiece* piece) {
+  const int64_t dk = shape.key_dim;
+  lower_transposed_times(simd, piece->n, 0, dk, piece->x, piece->ld, piece->k, dk, piece->kt, dk, false);
 }
 
 void weigh_levels(const Simd& simd, const DeltaShape& shape, const float* lambda, int64_t t, float* row) {

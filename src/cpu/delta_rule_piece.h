@@ -2,7 +2,7 @@
 // Mathematics of the delta rule inside a piece: a run of rows of one chunk that is processed with one triangular inverse.
 //
 // Long chunks are cut into pieces, whose nodes are chunk nodes of a finer grain (docs/mathematics.md, "Kt" form):
-//   X = (I + stril(w K K^T))^-1,  R = tril(Q K^T) X,  Kt = X^T K,  U = w V,  A = Q - R (w K).
+//   Kb = -w K,  X = (I - stril(Kb K^T))^-1,  R = tril(Q K^T) X,  Kt = X^T K,  U = w V,  A = Q + R Kb.
 #pragma once
 
 #include <cstdint>
@@ -57,28 +57,39 @@ struct DeltaPiece {
   // Rows, borrowed: q [m][dk] (scaled), k [n][dk], v [n][dv], gate [n], write [n], lambda [m][L] (null: linear).
   const float *q = nullptr, *k = nullptr, *v = nullptr, *gate = nullptr, *write = nullptr, *lambda = nullptr;
 
-  int64_t ld = 0;           // row distance of the triangular matrices
-  float* gram = nullptr;    // [n] K K^T, lower triangle
-  float* x = nullptr;       // [n] X
-  float* p = nullptr;       // [m] tril(Q K^T)
-  float* r = nullptr;       // [m] R
-  float* decay = nullptr;   // [m] D: decay from row s to row t, s <= t; not set above the diagonal
-  float* into = nullptr;    // [m] decay from the piece's start into row t
-  float* to_end = nullptr;  // [n] decay from row s to the piece's end
-  float gamma = 1;          // decay over the piece
-  float* a = nullptr;       // [m][dk] A, directly followed by
-  float* kb = nullptr;      // [n][dk] -w K
-  float* kt = nullptr;      // [n][dk] Kt
-  float* u = nullptr;       // [n][dv] U
+  int64_t ld = 0;              // row distance of the triangular matrices
+  float* x = nullptr;          // [n] X
+  float* p = nullptr;          // [m] tril(Q K^T)
+  float* r = nullptr;          // [m] R
+  float* decay = nullptr;      // [m] D: decay from row s to row t, s <= t; not set above the diagonal
+  float* into = nullptr;       // [m] decay from the piece's start into row t
+  float* to_end = nullptr;     // [n] decay from row s to the piece's end
+  float gamma = 1;             // decay over the piece
+  float* a = nullptr;          // [m][dk] A, in `operands`, directly followed by
+  float* kb = nullptr;         // [n][dk] Kb
+  float* kt = nullptr;         // [n][dk] Kt
+  float* u = nullptr;          // [n][dv] U
+  float* operands = nullptr;   // [2 ld][dk]
   float* temporary = nullptr;  // [2 ld][ld]
 
   int64_t lo() const { return n - m; }
 };
 
-// Sets the arrays that prepare_piece fills. Rows and counts are set for each piece by the caller.
+// Sets the arrays that the functions below fill. Rows and counts are set for each piece by the caller.
 void carve_piece(const DeltaShape& shape, DeltaArena* arena, DeltaPiece* piece);
-// Fills what the piece's queries need (if it has any) and, with `fold`, what the nodes need at its end: kt, to_end, gamma.
-void prepare_piece(const Simd& simd, const DeltaShape& shape, bool fold, DeltaPiece* piece);
+// In this order: decays (`fold`: also those to the piece's end), Kb and U; X and R; what the queries need, A; and what the
+// nodes need at the piece's end, Kt.
+void prepare_rows(const Simd& simd, const DeltaShape& shape, bool fold, DeltaPiece* piece);
+void solve_piece(const Simd& simd, const DeltaShape& shape, DeltaPiece* piece);
+// What replay_nodes needs beside X and Kt: gamma and, with `writes`, U and the decays to the piece's end.
+void prepare_replay(const Simd& simd, const DeltaShape& shape, bool writes, DeltaPiece* piece);
+// Without queries from here on.
+inline void forget_queries(DeltaPiece* piece) {
+  piece->a = piece->kb;
+  piece->m = 0;
+}
+void finish_queries(const Simd& simd, const DeltaShape& shape, DeltaPiece* piece);
+void finish_keys(const Simd& simd, const DeltaShape& shape, DeltaPiece* piece);
 // y [m][dv] = (R .* D .* λ) U. Overwrites `decay` with the weights.
 void read_inside_piece(const Simd& simd, const DeltaShape& shape, DeltaPiece* piece, float* y);
 
@@ -87,21 +98,20 @@ void weigh_levels(const Simd& simd, const DeltaShape& shape, const float* lambda
 
 // Gradients inside a piece. The caller has put the gradients that come through nodes into da, dkb, dkt, du, dgate, dlambda.
 struct DeltaPieceGradient {
-  const float* dy = nullptr;  // [m][dv]
-  float* da = nullptr;        // [m][dk], directly followed by
-  float* dkb = nullptr;       // [n][dk]
-  float* dkt = nullptr;       // [n][dk]
-  float* du = nullptr;        // [n][dv]; becomes the gradient of v
-  float* dk = nullptr;        // [n][dk]; `da` becomes the gradient of the scaled q
-  float* dgate = nullptr;     // [n]
-  float* dwrite = nullptr;    // [n]
-  float* dlambda = nullptr;   // [m][L]
-  float *dr = nullptr, *dw = nullptr, *dx = nullptr;  // [ld][ld]
-  float* column = nullptr;    // [ld]
+  const float* dy = nullptr;                          // [m][dv]
+  float* da = nullptr;                                // [m][dk], directly followed by
+  float* dkb = nullptr;                               // [n][dk]
+  float* dkt = nullptr;                               // [n][dk]
+  float* du = nullptr;                                // [n][dv]; becomes the gradient of v
+  float* dk = nullptr;                                // [n][dk]; `da` becomes the gradient of the scaled q
+  float* dgate = nullptr;                             // [n]
+  float* dwrite = nullptr;                            // [n]
+  float* dlambda = nullptr;                           // [m][L]
+  float *dr = nullptr, *dw = nullptr, *dm = nullptr;  // [ld][ld]
+  float* column = nullptr;                            // [ld]
 };
 void carve_piece_gradient(const DeltaShape& shape, DeltaArena* arena, DeltaPieceGradient* gradient);
-void piece_backward(const Simd& simd, const DeltaShape& shape, bool folded, DeltaPiece* piece,
-                    DeltaPieceGradient* gradient);
+void piece_backward(const Simd& simd, const DeltaShape& shape, bool folded, DeltaPiece* piece, DeltaPieceGradient* gradient);
 
 // Products with lower triangular matrices: rows i of [0, m) stand at lo + i and have columns [0, lo + i].
 // c[i][s] (+)= a_i . b_s (k terms); zero above the diagonal, up to column lo + m.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradients of the delta rule inside a piece (docs/mathematics.md). The gate's gradient is summed interval by interval, so that
-// nothing is subtracted: g_u receives every pair (t, s) with s < u <= t once.
+// Gradients of the delta rule inside a piece (docs/mathematics.md). The gate's gradient is summed interval by interval, so
+// that nothing is subtracted: g_u receives every pair (t, s) with s < u <= t once.
 #include <algorithm>
 
 #include "cpu/delta_rule_piece.h"
@@ -46,18 +46,23 @@ void weights_backward(const Simd& simd, const DeltaShape& shape, DeltaPiece* pie
   lower_transposed_times(simd, m, lo, dv, piece->decay, ld, gradient->dy, dv, gradient->du, dv, true);
 }
 
-// Through the inverse: on entry dx holds the gradient of X (below the diagonal; what is above has no effect), on exit that
-// of stril(w K K^T) times w; the gradient of w by that product is added to dwrite.
-void inverse_backward(const Simd& simd, DeltaPiece* piece, DeltaPieceGradient* gradient) {
-  const int64_t n = piece->n, ld = piece->ld;
-  float* dx = gradient->dx;
-  lower_transposed_times(simd, n, 0, n, piece->x, ld, dx, ld, piece->temporary, ld, false);
-  lower_dots(simd, n, 0, n, piece->temporary, ld, piece->x, ld, dx, ld, false);
-  for (int64_t t = 0; t < n; ++t) {
-    float* row = dx + t * ld;
-    gradient->dwrite[t] -= simd.dot(row, piece->gram + t * ld, t);
-    simd.scale(row, row, -piece->write[t], t);
-    row[t] = 0;
+// Products of two lower triangular matrices: rows i of [0, m) stand at lo + i.
+// c = tril(A B^T), b [lo + m][lo + m].
+void lower_dots_of_lower(const Simd& simd, int64_t m, int64_t lo, const float* a, const float* b, float* c, int64_t ld) {
+  const int64_t block = simd.rows_of_tile;
+  for (int64_t i = 0; i < m; i += block) {
+    const int64_t rows = std::min(block, m - i), columns = lo + i + rows;
+    simd.dot_product(rows, columns, columns, a + i * ld, ld, b, ld, c + i * ld, ld, false);
+    for (int64_t t = i; t < i + rows; ++t) std::fill(c + t * ld + lo + t + 1, c + t * ld + lo + m, 0.0f);
+  }
+}
+// The lower triangle of A^T B; what stands above it is not set.
+void lower_of_transposed_times(const Simd& simd, int64_t m, int64_t lo, const float* a, const float* b, float* c,
+                               int64_t ld) {
+  const int64_t block = simd.rows_of_tile;
+  for (int64_t s = 0; s < lo + m; s += block) {
+    const int64_t rows = std::min(block, lo + m - s), first = std::max<int64_t>(0, s - lo);
+    simd.outer_product(rows, s + rows, m - first, a + first * ld + s, 1, ld, b + first * ld, ld, c + s * ld, ld, false);
   }
 }
 
@@ -72,34 +77,38 @@ void carve_piece_gradient(const DeltaShape& shape, DeltaArena* arena, DeltaPiece
   gradient->dgate = arena->floats(c);
   gradient->dwrite = arena->floats(c);
   gradient->dlambda = arena->floats(c * shape.levels);
-  for (float** matrix : {&gradient->dr, &gradient->dw, &gradient->dx}) *matrix = arena->floats(c * c);
+  for (float** matrix : {&gradient->dr, &gradient->dw, &gradient->dm}) *matrix = arena->floats(c * c);
   gradient->column = arena->floats(c);
 }
 
 void piece_backward(const Simd& simd, const DeltaShape& shape, bool folded, DeltaPiece* piece,
                     DeltaPieceGradient* gradient) {
   const int64_t n = piece->n, m = piece->m, lo = piece->lo(), ld = piece->ld, dk = shape.key_dim, dv = shape.value_dim;
-  float *dr = gradient->dr, *dp = gradient->dw, *dx = gradient->dx;
+  float *dr = gradient->dr, *dp = gradient->dw, *dm = gradient->dm;
   if (m > 0) {
     weights_backward(simd, shape, piece, gradient);
     // A = Q + R Kb
     lower_dots(simd, m, lo, dk, gradient->da, dk, piece->kb, dk, dr, ld, true);
     lower_transposed_times(simd, m, lo, dk, piece->r, ld, gradient->da, dk, gradient->dkb, dk, true);
     // R = P X
-    lower_dots(simd, m, lo, n, dr, ld, piece->x, ld, dp, ld, false);
-    lower_transposed_times(simd, m, lo, n, piece->p, ld, dr, ld, dx, ld, false);
-  } else {
-    for (int64_t t = 0; t < n; ++t) std::fill(dx + t * ld, dx + t * ld + n, 0.0f);
+    lower_dots_of_lower(simd, m, lo, dr, piece->x, dp, ld);
   }
-  if (folded) lower_dots(simd, n, 0, dk, piece->k, dk, gradient->dkt, dk, dx, ld, true);  // Kt = X^T K
-  inverse_backward(simd, piece, gradient);
-  lower_times(simd, n, 0, dk, dx, ld, piece->k, dk, gradient->dk, dk, false);
-  lower_transposed_times(simd, n, 0, dk, dx, ld, piece->k, dk, gradient->dk, dk, true);
+  // The gradient of M = stril(Kb K^T), with X = (I - M)^-1, is X^T dX X^T. R = P X has its share of dX, P^T dR, so that of
+  // dM is R^T dP; that of Kt = X^T K is K dKt^T, and Kt (X dKt)^T.
+  if (folded) {
+    lower_times(simd, n, 0, dk, piece->x, ld, gradient->dkt, dk, gradient->dk, dk, false);
+  } else {
+    std::fill(gradient->dk, gradient->dk + n * dk, 0.0f);
+  }
+  if (m > 0) lower_of_transposed_times(simd, m, lo, piece->r, dp, dm, ld);
+  if (folded) lower_dots(simd, n, 0, dk, piece->kt, dk, gradient->dk, dk, dm, ld, m > 0);
+  for (int64_t t = 0; t < n; ++t) std::fill(dm + t * ld + (m > 0 || folded ? t : 0), dm + t * ld + n, 0.0f);
+  lower_times(simd, n, 0, dk, dm, ld, piece->k, dk, gradient->dkb, dk, true);
+  lower_transposed_times(simd, n, 0, dk, dm, ld, piece->kb, dk, gradient->dk, dk, true);
   if (m > 0) {  // P = tril(Q K^T)
     lower_transposed_times(simd, m, lo, dk, dp, ld, piece->q, dk, gradient->dk, dk, true);
     lower_times(simd, m, lo, dk, dp, ld, piece->k, dk, gradient->da, dk, true);
   }
-  if (folded) lower_times(simd, n, 0, dk, piece->x, ld, gradient->dkt, dk, gradient->dk, dk, true);
   for (int64_t t = 0; t < n; ++t) {
     const float write = piece->write[t];
     float* du = gradient->du + t * dv;

@@ -32,9 +32,12 @@ constexpr const char* kName = "baseline";
 
 constexpr Simd kTable = {kIsa,
                          kName,
+                         kOuterRows,
                          dot_product,
                          dot_product_bf16,
                          outer_product,
+                         outer_product_onto,
+                         outer_product_transposed,
                          outer_product_scaled,
                          transpose,
                          widen,

@@ -29,8 +29,9 @@ struct ChunkWeights {
 constexpr int64_t kWeightsGrain = 16;
 
 struct Simd {
-  int32_t isa;       // LLA_ISA_...
-  const char* name;  // "avx2"
+  int32_t isa;           // LLA_ISA_...
+  const char* name;      // "avx2"
+  int64_t rows_of_tile;  // of outer_product: triangles are cut into as many rows
 
   // ---- products. No operand may overlap c. Rows may have any distance (lda, ldb, ldc in elements). ----
   // c[i][j] (+)= sum_p a[i*lda + p] * b[j*ldb + p], p < k: rows times rows (y = x W^T).
@@ -43,6 +44,13 @@ struct Simd {
   // (a_row = lda, a_col = 1: A B;  a_row = 1, a_col = lda: A^T B).
   void (*outer_product)(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
                         int64_t ldb, float* c, int64_t ldc, bool accumulate);
+  // The same, added to factor * base[i][j] instead, whose rows have c's distance. base may be c, or null: zero.
+  void (*outer_product_onto)(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
+                             int64_t ldb, float* c, int64_t ldc, const float* base, float factor);
+  // What outer_product makes of the transposed b: c[i][j] (+)= sum_p a[i*lda + p] * b[j*ldb + p], one p after the other. For
+  // many rows; dot_product's order is another one.
+  void (*outer_product_transposed)(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
+                                   float* c, int64_t ldc, bool accumulate);
 
   // c[i][j] += scale[i] * sum_p a[i*lda + p] * b[p*ldb + j]. The sum is cut, and added to c, after every 256 p.
   void (*outer_product_scaled)(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,

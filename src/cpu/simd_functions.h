@@ -13,6 +13,10 @@ void dot_product_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t l
                       int64_t ldc);
 void outer_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
                    int64_t ldb, float* c, int64_t ldc, bool accumulate);
+void outer_product_onto(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
+                        int64_t ldb, float* c, int64_t ldc, const float* base, float factor);
+void outer_product_transposed(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
+                              float* c, int64_t ldc, bool accumulate);
 void outer_product_scaled(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
                           float* c, int64_t ldc, const float* scale);
 void transpose(int64_t rows, int64_t columns, const float* a, int64_t lda, float* out, int64_t ldo);
@@ -42,6 +46,11 @@ namespace hn = hwy::HWY_NAMESPACE;
 using D = hn::ScalableTag<float>;
 using V = hn::Vec<D>;
 constexpr int64_t kLanes = static_cast<int64_t>(HWY_LANES(float));
+#if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON  // 32 registers
+constexpr int kOuterRows = 8;                         // of a tile of outer_product
+#else
+constexpr int kOuterRows = 6;
+#endif
 
 // The first `count` < kLanes floats at p, zeros behind them. Reads nothing else.
 HWY_INLINE V load_first(const float* p, int64_t count) {

@@ -26,15 +26,23 @@ namespace {
 #define LLA_TILE __attribute__((no_sanitize("undefined"))) HWY_INLINE
 
 #if HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_NEON  // 32 registers
-constexpr int kDotRows = 6, kOuterRows = 8, kOuterVectors = 2;
+constexpr int kDotRows = 6, kOuterVectors = 2;
 #else
-constexpr int kDotRows = 3, kOuterRows = 6, kOuterVectors = 2;
+constexpr int kDotRows = 3, kOuterVectors = 2;
 #endif
 constexpr int kDotColumns = 4;        // one 128-bit store
 constexpr int64_t kDotPanel = 48;     // columns whose rows of b stay in the second-level cache
 constexpr int64_t kOuterDepth = 256;  // rows of a packed panel of b
+constexpr int64_t kPackDepth = 16;    // below, packing costs more than it saves
 constexpr int kWideVectors = 8;       // of a panel for one row of c, or half of one for two
-constexpr int64_t kRowDepth = 16;     // rows of b that one row of c takes at once, and by which they are asked for ahead
+// Rows of b that one row of c takes at once if it has more columns than a panel. AVX-512 asks for b as many rows ahead; with
+// narrower vectors that and anything but nearly one address after the other keeps the CPU from seeing what comes (Zen 3: 75
+// % instead of 95 % of a read loop's rate).
+#if HWY_TARGET == HWY_AVX3
+constexpr int64_t kRowDepth = 16;
+#else
+constexpr int64_t kRowDepth = 2;
+#endif
 constexpr int64_t kRowColumns = 4 * kWideVectors * kLanes;
 constexpr int64_t kOuterColumns = kOuterVectors * kLanes;
 
@@ -321,22 +329,29 @@ LLA_ONCE void dot_short(int64_t m, int64_t n, int64_t k, const float* a, int64_t
 
 // ---- outer_product ----
 
+// What the sums of a product begin with: rows as far apart as those of c, times a factor; null: zeros.
+struct Start {
+  const float* rows;
+  float factor;
+  Start at(int64_t offset) const { return {rows ? rows + offset : nullptr, factor}; }
+};
+
 // Rows of c times `Vectors` vectors of columns, the last one with `last` columns (kLanes: whole), over p < k. With `scale`
 // row i of the sums is added to c times scale[i].
 template <int Rows, int Vectors>
 LLA_TILE void outer_tile(int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b, int64_t ldb,
-                         bool b_is_padded, float* c, int64_t ldc, int64_t last, bool accumulate, const float* scale) {
+                         bool b_is_padded, float* c, int64_t ldc, int64_t last, const Start& start, const float* scale) {
   const D d;
   V sums[Rows][Vectors];
-  LLA_UNROLL for (int i = 0; i < Rows; ++i) {
-    LLA_UNROLL for (int j = 0; j < Vectors; ++j) {
-      const float* from = c + i * ldc + j * kLanes;
-      if (!accumulate || scale)
-        sums[i][j] = hn::Zero(d);
-      else if (j + 1 < Vectors || last == kLanes)
-        sums[i][j] = hn::LoadU(d, from);
-      else
-        sums[i][j] = load_first(from, last);
+  if (!start.rows || scale) {
+    LLA_UNROLL for (int i = 0; i < Rows; ++i) { LLA_UNROLL for (int j = 0; j < Vectors; ++j) sums[i][j] = hn::Zero(d); }
+  } else {
+    const V factor = hn::Set(d, start.factor);
+    LLA_UNROLL for (int i = 0; i < Rows; ++i) {
+      LLA_UNROLL for (int j = 0; j < Vectors; ++j) {
+        const float* from = start.rows + i * ldc + j * kLanes;
+        sums[i][j] = hn::Mul(j + 1 < Vectors || last == kLanes ? hn::LoadU(d, from) : load_first(from, last), factor);
+      }
     }
   }
   if (last == kLanes || b_is_padded) {
@@ -383,18 +398,19 @@ LLA_TILE void outer_tile(int64_t k, const float* a, int64_t a_row, int64_t a_col
 // All m rows of up to kOuterColumns columns.
 template <int Vectors>
 void outer_panel(int64_t m, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b, int64_t ldb,
-                 bool b_is_padded, float* c, int64_t ldc, int64_t last, bool accumulate, const float* scale) {
+                 bool b_is_padded, float* c, int64_t ldc, int64_t last, const Start& start, const float* scale) {
   int64_t i = 0;
   for (; i + kOuterRows <= m; i += kOuterRows) {
-    outer_tile<kOuterRows, Vectors>(k, a + i * a_row, a_row, a_col, b, ldb, b_is_padded, c + i * ldc, ldc, last, accumulate,
-                                    scale ? scale + i : nullptr);
+    outer_tile<kOuterRows, Vectors>(k, a + i * a_row, a_row, a_col, b, ldb, b_is_padded, c + i * ldc, ldc, last,
+                                    start.at(i * ldc), scale ? scale + i : nullptr);
   }
   const float *rest = a + i * a_row, *rest_scale = scale ? scale + i : nullptr;
   float* out = c + i * ldc;
+  const Start rest_start = start.at(i * ldc);
   switch (m - i) {
 #define LLA_CASE(rows)                                                                                             \
   case rows:                                                                                                       \
-    outer_tile<rows, Vectors>(k, rest, a_row, a_col, b, ldb, b_is_padded, out, ldc, last, accumulate, rest_scale); \
+    outer_tile<rows, Vectors>(k, rest, a_row, a_col, b, ldb, b_is_padded, out, ldc, last, rest_start, rest_scale); \
     break;
     LLA_CASE(1)
     LLA_CASE(2)
@@ -458,20 +474,29 @@ void dot_product_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t l
 namespace {
 
 void pair_tile(int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b, int64_t ldb, float* c, int64_t ldc,
-               bool accumulate, const float* scale) {
-  outer_tile<2, kWideVectors / 2>(k, a, a_row, a_col, b, ldb, false, c, ldc, kLanes, accumulate, scale);
+               const Start& start, const float* scale) {
+  outer_tile<2, kWideVectors / 2>(k, a, a_row, a_col, b, ldb, false, c, ldc, kLanes, start, scale);
+}
+
+// packed[p][j] = b[j][p] for p < k and j < columns, zero up to kOuterColumns.
+LLA_ONCE void pack_transposed(int64_t columns, int64_t k, const float* b, int64_t ldb, float* packed) {
+  transpose(columns, k, b, ldb, packed, kOuterColumns);
+  for (int64_t p = 0; p < k && columns < kOuterColumns; ++p) {
+    for (int64_t j = columns; j < kOuterColumns; ++j) packed[p * kOuterColumns + j] = 0;
+  }
 }
 
 // One row of c, Vectors of it.
 template <int Vectors>
 LLA_TILE void row_tile(int64_t k, const float* a, int64_t a_col, const float* b, int64_t ldb, float* c, bool accumulate) {
   const D d;
-  constexpr int kLine = kLanes >= 16 ? 1 : static_cast<int>(16 / kLanes);  // vectors of a cache line
   V sums[Vectors];
   LLA_UNROLL for (int j = 0; j < Vectors; ++j) sums[j] = accumulate ? hn::LoadU(d, c + j * kLanes) : hn::Zero(d);
   for (int64_t p = 0; p < k; ++p) {
     const float* row = b + p * ldb;
-    LLA_UNROLL for (int j = 0; j < Vectors; j += kLine) __builtin_prefetch(row + kRowDepth * ldb + j * kLanes);
+#if HWY_TARGET == HWY_AVX3
+    LLA_UNROLL for (int j = 0; j < Vectors; ++j) __builtin_prefetch(row + kRowDepth * ldb + j * kLanes);
+#endif
     const V va = hn::Set(d, a[p * a_col]);
     LLA_UNROLL for (int j = 0; j < Vectors; ++j) sums[j] = hn::MulAdd(va, hn::LoadU(d, row + j * kLanes), sums[j]);
   }
@@ -498,20 +523,28 @@ LLA_ONCE void row_product(int64_t n, int64_t k, const float* a, int64_t a_col, c
   } while (p < k);
 }
 
+enum class Layout { Plain, Transposed };  // of b: [k][n], [n][k]
+
 LLA_ONCE void outer_any(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
-                        int64_t ldb, float* c, int64_t ldc, bool accumulate, const float* scale) {
+                        int64_t ldb, Layout layout, float* c, int64_t ldc, const Start& start, const float* scale) {
   if (m <= 0 || n <= 0) return;
   const D d;
+  const bool transposed = layout == Layout::Transposed;
   // A panel of b is read once for every kOuterRows rows of c; if these are many and its rows lie apart, it is packed first.
-  const bool pack = m > 4 * kOuterRows && k > 64 && ldb > kOuterColumns;
+  const bool pack = transposed || (m > 4 * kOuterRows && k > kPackDepth && ldb > kOuterColumns);
   alignas(64) float packed[kOuterDepth * kOuterColumns];
   int64_t j = 0;
   // One or two rows: more columns at once, so that several sums are under way. Scaled sums are cut as below.
-  const int64_t cut = scale ? kOuterDepth : k, whole = n - n % kLanes;
+  const int64_t cut = scale ? kOuterDepth : k, whole = transposed ? 0 : n - n % kLanes;
   for (; m == 1 && j < whole; j += min(kRowColumns, whole - j)) {
     const int64_t columns = min(kRowColumns, whole - j);
     if (!scale) {
-      row_product(columns, k, a, a_col, b + j, ldb, c + j, accumulate);
+      if (start.rows && (start.rows != c || start.factor != 1)) {
+        for (int64_t at = j; at < j + columns; at += kLanes) {
+          hn::StoreU(hn::Mul(hn::LoadU(d, start.rows + at), hn::Set(d, start.factor)), d, c + at);
+        }
+      }
+      row_product(columns, k, a, a_col, b + j, ldb, c + j, start.rows != nullptr);
       continue;
     }
     alignas(64) float sums[kRowColumns];
@@ -525,10 +558,11 @@ LLA_ONCE void outer_any(int64_t m, int64_t n, int64_t k, const float* a, int64_t
       p += cut;
     } while (p < k);
   }
-  for (constexpr int64_t kPair = kWideVectors / 2 * kLanes; m == 2 && j + kPair <= n; j += kPair) {
+  const auto start_of = [&](int64_t p) { return p > 0 ? Start{c + j, 1} : start.at(j); };
+  for (constexpr int64_t kPair = kWideVectors / 2 * kLanes; m == 2 && j + kPair <= n && !transposed; j += kPair) {
     int64_t p = 0;
     do {
-      pair_tile(min(cut, k - p), a + p * a_col, a_row, a_col, b + p * ldb + j, ldb, c + j, ldc, accumulate || p > 0, scale);
+      pair_tile(min(cut, k - p), a + p * a_col, a_row, a_col, b + p * ldb + j, ldb, c + j, ldc, start_of(p), scale);
       p += cut;
     } while (p < k);
   }
@@ -539,10 +573,11 @@ LLA_ONCE void outer_any(int64_t m, int64_t n, int64_t k, const float* a, int64_t
     int64_t p = 0;
     do {
       const int64_t depth = min(kOuterDepth, k - p);
-      const bool add = accumulate || p > 0;
-      const float* panel = b + p * ldb + j;
+      const float* panel = transposed ? b + j * ldb + p : b + p * ldb + j;
       int64_t stride = ldb;
-      if (pack) {
+      if (transposed) {
+        pack_transposed(columns, depth, panel, ldb, packed);
+      } else if (pack) {
         for (int64_t row = 0; row < depth; ++row) {
           for (int64_t v = 0; v < vectors; ++v) {
             const float* from = panel + row * ldb + v * kLanes;
@@ -550,13 +585,16 @@ LLA_ONCE void outer_any(int64_t m, int64_t n, int64_t k, const float* a, int64_t
                       packed + row * kOuterColumns + v * kLanes);
           }
         }
+      }
+      if (pack) {
         panel = packed;
         stride = kOuterColumns;
       }
       if (vectors == kOuterVectors) {
-        outer_panel<kOuterVectors>(m, depth, a + p * a_col, a_row, a_col, panel, stride, pack, c + j, ldc, last, add, scale);
+        outer_panel<kOuterVectors>(m, depth, a + p * a_col, a_row, a_col, panel, stride, pack, c + j, ldc, last, start_of(p),
+                                   scale);
       } else {
-        outer_panel<1>(m, depth, a + p * a_col, a_row, a_col, panel, stride, pack, c + j, ldc, last, add, scale);
+        outer_panel<1>(m, depth, a + p * a_col, a_row, a_col, panel, stride, pack, c + j, ldc, last, start_of(p), scale);
       }
       p += kOuterDepth;
     } while (p < k);
@@ -567,10 +605,20 @@ LLA_ONCE void outer_any(int64_t m, int64_t n, int64_t k, const float* a, int64_t
 
 void outer_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
                    int64_t ldb, float* c, int64_t ldc, bool accumulate) {
-  outer_any(m, n, k, a, a_row, a_col, b, ldb, c, ldc, accumulate, nullptr);
+  outer_any(m, n, k, a, a_row, a_col, b, ldb, Layout::Plain, c, ldc, {accumulate ? c : nullptr, 1}, nullptr);
 }
 
-void transpose(int64_t rows, int64_t columns, const float* a, int64_t lda, float* out, int64_t ldo) {
+void outer_product_onto(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
+                        int64_t ldb, float* c, int64_t ldc, const float* base, float factor) {
+  outer_any(m, n, k, a, a_row, a_col, b, ldb, Layout::Plain, c, ldc, {base, factor}, nullptr);
+}
+
+void outer_product_transposed(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
+                              float* c, int64_t ldc, bool accumulate) {
+  outer_any(m, n, k, a, lda, 1, b, ldb, Layout::Transposed, c, ldc, {accumulate ? c : nullptr, 1}, nullptr);
+}
+
+LLA_ONCE void transpose(int64_t rows, int64_t columns, const float* a, int64_t lda, float* out, int64_t ldo) {
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
   constexpr int64_t kStep = 8;
   constexpr auto step = transpose_8x8;
@@ -593,7 +641,7 @@ void transpose(int64_t rows, int64_t columns, const float* a, int64_t lda, float
 
 void outer_product_scaled(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
                           float* c, int64_t ldc, const float* scale) {
-  outer_any(m, n, k, a, lda, 1, b, ldb, c, ldc, true, scale);
+  outer_any(m, n, k, a, lda, 1, b, ldb, Layout::Plain, c, ldc, {c, 1}, scale);
 }
 
 }  // namespace lla::cpu::HWY_NAMESPACE

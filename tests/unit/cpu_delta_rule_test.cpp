@@ -138,6 +138,19 @@ TEST_P(DeltaRule, MatchesReference) {
   }
 }
 
+// All unit keys of one element are the same key: without write strengths each row erases what is older, and the gates'
+// gradients are zero.
+TEST_P(DeltaRule, KeysOfOneElement) {
+  Random random(21);
+  for (int number = 0; number < 96; ++number) {
+    Trial trial = random_trial(random, number);
+    trial.shape.key_dim = 1;
+    trial.shape.grain = number % 3 ? 1 : 4;
+    trial.in.write = number % 5 == 0;
+    expect_trial(forward, backward, trial, 900 + static_cast<uint64_t>(number), 1e-5, describe(trial, number));
+  }
+}
+
 // Types of memory; the arithmetic is the same. Gradients and y stay wide, so that their rounding hides nothing.
 TEST_P(DeltaRule, MatchesReferenceInNarrowTypes) {
   Random random(8);
@@ -345,9 +358,10 @@ bool same_bits(const std::vector<Named>& a, const std::vector<Named>& b) {
 
 TEST_P(DeltaRule, BitsDoNotDependOnScheduleSavedOrBatch) {
   Random random(15);
-  for (int number = 0; number < 24; ++number) {
+  for (int number = 0; number < 40; ++number) {
     Trial trial = random_trial(random, number);
-    trial.shape.grain = number % 3 ? 4 : 1;  // many pieces, several saved sets
+    if (number < 24) trial.shape.grain = number % 3 ? 4 : 1;  // many pieces, several saved sets
+    if (trial.shape.levels == 12) trial.shape.levels = 11 + 3 * random.below(3);  // sets at other distances
     const uint64_t seed = 700 + static_cast<uint64_t>(number);
     Random numbers(seed);
     const auto step = [&] { return Step(seed, trial.shape, trial.parts, LLA_F32, LLA_F32); };

@@ -220,6 +220,42 @@ TEST_P(SimdTest, ScaledOuterProduct) {
   }
 }
 
+// The product on something else than c, and the one with b transposed, have the bits of what they replace.
+TEST_P(SimdTest, OuterProductsOfOtherKinds) {
+  for (const Size& z : product_sizes()) {
+    const int64_t ldc = z.n + 2, lda = z.k + 1, ldb = z.k + 3;
+    const std::vector<float> a = random_floats(z.m * lda, 51), transposed = random_floats(z.n * ldb, 52);
+    const std::vector<float> base = random_floats(z.m * ldc, 53), before = random_floats(z.m * ldc, 54);
+    std::vector<float> b(static_cast<size_t>(z.k * z.n));
+    for (int64_t p = 0; p < z.k; ++p) {
+      for (int64_t j = 0; j < z.n; ++j) b[static_cast<size_t>(p * z.n + j)] = transposed[static_cast<size_t>(j * ldb + p)];
+    }
+    const auto with_frame = [&](std::vector<float> c) {
+      for (int64_t i = 0; i < z.m; ++i) std::copy_n(before.begin() + i * ldc + z.n, 2, c.begin() + i * ldc + z.n);
+      return c;
+    };
+    for (const bool accumulate : {false, true}) {
+      std::vector<float> c = before, want = before;
+      s.outer_product_transposed(z.m, z.n, z.k, a.data(), lda, transposed.data(), ldb, c.data(), ldc, accumulate);
+      s.outer_product(z.m, z.n, z.k, a.data(), lda, 1, b.data(), z.n, want.data(), ldc, accumulate);
+      ASSERT_EQ(c, want) << z.m << " " << z.n << " " << z.k;
+    }
+    std::vector<float> c = before, want = base;
+    for (float& x : want) x *= 0.7f;
+    s.outer_product_onto(z.m, z.n, z.k, a.data(), lda, 1, b.data(), z.n, c.data(), ldc, base.data(), 0.7f);
+    s.outer_product(z.m, z.n, z.k, a.data(), lda, 1, b.data(), z.n, want.data(), ldc, true);
+    ASSERT_EQ(c, with_frame(want)) << z.m << " " << z.n << " " << z.k;
+    c = base;  // the base is c itself
+    s.outer_product_onto(z.m, z.n, z.k, a.data(), lda, 1, b.data(), z.n, c.data(), ldc, c.data(), 0.7f);
+    for (int64_t i = 0; i < z.m; ++i) std::copy_n(before.begin() + i * ldc + z.n, 2, c.begin() + i * ldc + z.n);
+    ASSERT_EQ(c, with_frame(want)) << z.m << " " << z.n << " " << z.k;
+    c = want = before;  // no base: zero
+    s.outer_product_onto(z.m, z.n, z.k, a.data(), lda, 1, b.data(), z.n, c.data(), ldc, nullptr, 0.7f);
+    s.outer_product(z.m, z.n, z.k, a.data(), lda, 1, b.data(), z.n, want.data(), ldc, false);
+    ASSERT_EQ(c, want) << z.m << " " << z.n << " " << z.k;
+  }
+}
+
 // What works on many rows does for each what its counterpart for one row does.
 TEST_P(SimdTest, RowsAreIndependent) {
   const int64_t rows = 5;

@@ -198,7 +198,7 @@ struct Result {
 enum class Saved { No, Yes };
 
 inline Result run_step(const Kernel* forward, const Kernel* backward, Step& step, Tensors t, Saved keep = Saved::No,
-                bool reverse = false) {
+                       bool reverse = false) {
   Result result;
   result.t = std::move(t);
   Limits limits = limits_of(step.sequences, result.t.q.rows);
@@ -206,9 +206,11 @@ inline Result run_step(const Kernel* forward, const Kernel* backward, Step& step
   f.state = step.memory.memory;
   if (!forward) forward = find_kernel(reference_backend(), Op::MixerForward, &f);
   const int64_t bytes = forward->saved_bytes ? forward->saved_bytes(&f, limits) : 0;
-  Buffer saved(bytes);
+  constexpr int64_t kBehind = 4096;  // nothing is written there
+  Buffer saved(bytes + kBehind);
   if (keep == Saved::Yes) f.saved = saved.data();
   run_kernel(*forward, &f, limits, reverse);
+  EXPECT_TRUE(std::all_of(saved.data() + bytes, saved.data() + bytes + kBehind, [](char x) { return x == char(0xff); }));
   MixerBackward b = backward_problem(step.memory.shape, result.t, step.sequences);
   b.state = step.memory.memory;
   b.gradient = step.gradient.memory;
