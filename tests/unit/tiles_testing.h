@@ -47,9 +47,7 @@ struct SoftwareUnit {
       for (int p = 0; p < 16; ++p) {
         for (int j = 0; j < 16; ++j) {
           for (int half = 0; half < 2; ++half) {
-            // The right factor's pairs are words, whose first half is the lower one.
-            const int at = std::endian::native == std::endian::little ? half : 1 - half;
-            const float a = from_half(halves[kLeft][i][2 * p + half]), b = from_half(halves[kRight][p][2 * j + at]);
+            const float a = from_half(halves[kLeft][i][2 * p + half]), b = from_half(halves[kRight][p][2 * j + half]);
             sums[kSum][i][j] = std::fma(a, b, sums[kSum][i][j]);
           }
         }
@@ -71,8 +69,8 @@ template <class F>
 void pack_words(int64_t k, int64_t n, uint32_t* out, int64_t block, F half_at) {
   for (int64_t p = 0; p < k; p += 2) {
     for (int64_t j = 0; j < n; ++j) {
-      const uint32_t first = half_at(p, j), second = half_at(p + 1, j);
-      out[j / 16 * block + p / 2 * 16 + j % 16] = first | second << 16;
+      const uint16_t pair[2] = {half_at(p, j), half_at(p + 1, j)};  // in this order in memory, whichever its bytes have
+      std::memcpy(out + j / 16 * block + p / 2 * 16 + j % 16, pair, sizeof pair);
     }
   }
 }
