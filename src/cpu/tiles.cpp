@@ -2,6 +2,9 @@
 // The tiles of x86 CPUs (AMX): what they are told, and whether a process may use them.
 #include "cpu/tiles.h"
 
+#include <bit>
+#include <utility>
+
 #include "cpu/tiles_unit.h"
 #include "plugin/backend.h"
 

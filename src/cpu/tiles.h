@@ -2,8 +2,8 @@
 // Products of bf16 matrices on the matrix tiles that some CPUs have (AMX), and the packing of their operands.
 //
 // A bf16 product takes a pair of numbers from either side at once, so the right factor is packed in pairs of rows: word
-// (p, j) of B holds B[2p][j] and B[2p + 1][j]; 16 columns make a block [k / 2][16], blocks follow each other. A factor in
-// fp32 is split into three bf16 numbers, whose sum it is: nothing is rounded.
+// (p, j) of B holds B[2p][j] and B[2p + 1][j], in this order in memory; 16 columns make a block [k / 2][16], blocks follow
+// each other. A factor in fp32 is split into three bf16 numbers, whose sum it is: nothing is rounded.
 //
 // Every element is summed in order of p, whatever m and n are.
 #pragma once

@@ -23,9 +23,12 @@ HWY_INLINE void take_parts(V x, V parts[kParts]) {
   parts[2] = less_upper_half(parts[1]);
 }
 
-// Words of two upper halves, the second one above.
+// Words of two upper halves, in this order in memory.
 HWY_INLINE Words pair_of(V first, V second) {
   const DWord words;
+  if constexpr (std::endian::native == std::endian::big)
+    return hn::Or(hn::And(hn::BitCast(words, first), hn::Set(words, 0xffff0000u)),
+                  hn::ShiftRight<16>(hn::BitCast(words, second)));
   const hn::Repartition<uint16_t, D> halves;
   const Words low = hn::ShiftRight<16>(hn::BitCast(words, first));
   return hn::BitCast(words, hn::OddEven(hn::BitCast(halves, second), hn::BitCast(halves, low)));
@@ -49,8 +52,9 @@ void pack_pairs(int64_t k, int64_t n, const uint16_t* b, int64_t ldb, uint32_t* 
   for (int64_t p = 0; p < k; p += 2) {
     for (int64_t j = 0; j < n; j += kLanes) {
       const uint16_t* from = b + p * ldb + j;
-      const Words first = hn::PromoteTo(words, hn::LoadU(DHalf(), from));
-      const Words second = hn::PromoteTo(words, hn::LoadU(DHalf(), from + ldb));
+      Words first = hn::PromoteTo(words, hn::LoadU(DHalf(), from));
+      Words second = hn::PromoteTo(words, hn::LoadU(DHalf(), from + ldb));
+      if constexpr (std::endian::native == std::endian::big) std::swap(first, second);
       hn::StoreU(hn::Or(first, hn::ShiftLeft<16>(second)), words, out + j / 16 * block + p * 8 + j % 16);
     }
   }
