@@ -26,7 +26,7 @@ ModelRun::ModelRun(Model& model, const Options& options) : model_(model), option
   mixer_limits.max_sequences = options.sequences;
   mixer_limits.max_rows = total;
   mixer_limits.max_rows_per_sequence = options.rows;
-  mixer_limits.max_length = options.slots > 0 ? options.max_length : 0;
+  mixer_limits.max_length = options.slots > 0 ? options.max_length : options.rows;
   mixer_batch_ = Batch(model.context(), mixer_limits);
   lla_batch_limits row_limits = LLA_BATCH_LIMITS_INIT;
   row_limits.max_sequences = 1;

@@ -46,7 +46,7 @@ void carve_backward(const DeltaShape& shape, const MixerShape& mixer, const Limi
   scratch->row = arena->floats(std::max(shape.key_dim, shape.value_dim));
   const int64_t pieces = most_pieces(shape, mixer, limits);
   scratch->segment = segment_pieces(pieces);
-  scratch->slots = delta_slots(shape, limits.length / shape.rows);
+  scratch->slots = delta_slots(shape, delta_longest(mixer, limits) / shape.rows);
   const Size set = Size(scratch->slots) * shape.key_dim * shape.value_dim;
   float* gradients = arena->floats(set);
   set_buffers(shape, gradients, scratch->slots, &scratch->gradients);

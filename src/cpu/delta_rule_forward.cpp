@@ -22,7 +22,7 @@ struct ForwardScratch {
 void carve_forward(const DeltaShape& shape, const MixerShape& mixer, const Limits& limits, DeltaArena* arena,
                    DeltaHead* head, ForwardScratch* scratch) {
   carve_head(shape, mixer, arena, head);
-  const int64_t slots = delta_slots(shape, limits.length / shape.rows);
+  const int64_t slots = delta_slots(shape, delta_longest(mixer, limits) / shape.rows);
   float* set = arena->floats(Size(slots) * shape.key_dim * shape.value_dim);
   set_buffers(shape, set, slots, &head->nodes);
   scratch->y = arena->floats(Size(std::max(shape.rows, kFewRows)) * shape.value_dim);

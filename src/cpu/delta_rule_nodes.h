@@ -31,6 +31,11 @@ void for_live_entries(const DeltaShape& shape, int64_t index, F f) {
   if (delta_is_live(shape, index, kDeltaAbsorbed)) f(kDeltaAbsorbed);
 }
 
+// The longest sequence of a call: the levels bound it, unless the last one absorbs.
+inline int64_t delta_longest(const MixerShape& mixer, const Limits& limits) {
+  return mixer.levels > 0 && !mixer.absorb ? std::min(limits.length, length_allowed(mixer.levels)) : limits.length;
+}
+
 // Slots of a set that holds every entry which can be live up to piece `index`; the absorbed one is the last.
 inline int64_t delta_slots(const DeltaShape& shape, int64_t index) {
   return std::min<int64_t>(shape.separate, bit_length(index)) + shape.has_absorbed();

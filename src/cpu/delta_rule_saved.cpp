@@ -72,7 +72,8 @@ class Layout {
            int64_t copies)
         : rows_(shape.rows * distance),
           spare_(mixer.grain / rows_ + 2),
-          bits_(std::min<int64_t>(bits, bit_length(std::max<int64_t>(0, limits.length - 1) / shape.rows / unit))),
+          bits_(std::min<int64_t>(bits,
+                                  bit_length(std::max<int64_t>(0, delta_longest(mixer, limits) - 1) / shape.rows / unit))),
           always_(shape.has_absorbed()) {
       const int64_t longest = limits.rows_per_sequence / rows_ + spare_;
       excess_ = copies * excess(bits_, bit_length((longest + copies - 1) / copies));

@@ -452,6 +452,25 @@ TEST_P(DeltaRule, MemoryGrowsWithTheLimits) {
   }
 }
 
+// Where no length is said, the levels say it.
+TEST_P(DeltaRule, LevelsBoundTheMemory) {
+  MixerBackward b;
+  b.shape = shape_of(4, 2, 64, 64, 64, 9, false);
+  MixerForward f;
+  f.shape = b.shape;
+  const int64_t length = length_allowed(9);
+  const Limits any{1, length, length, int64_t{1} << 62, 0}, tight{1, length, length, length, 0};
+  Need any_need, tight_need;
+  forward.measure(&f, any, &any_need);
+  forward.measure(&f, tight, &tight_need);
+  EXPECT_EQ(any_need.per_thread, tight_need.per_thread);
+  backward.measure(&b, any, &any_need);
+  backward.measure(&b, tight, &tight_need);
+  EXPECT_EQ(any_need.per_thread, tight_need.per_thread);
+  EXPECT_EQ(any_need.shared, tight_need.shared);
+  EXPECT_EQ(forward.saved_bytes(&f, any), forward.saved_bytes(&f, tight));
+}
+
 INSTANTIATE_TEST_SUITE_P(Isa, DeltaRule, testing::ValuesIn(instruction_sets()),
                          [](const auto& info) { return std::string(isa_name(info.param)); });
 
