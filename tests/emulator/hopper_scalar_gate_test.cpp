@@ -446,7 +446,7 @@ TEST_F(HopperScalarGate, LongestSequencesFit) {
   layout.units = true;  // fp16
   layout.slots = 5;     // of segments of 2^5 blocks
   layout.ring = 1;
-  EXPECT_TRUE(layout.fit(128, entries, false));
+  EXPECT_TRUE(layout.fit(128, entries));
 }
 
 TEST_F(HopperScalarGate, Refuses) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalar gate forward on Hopper: the warpgroup that makes nodes, or, where nothing but nodes is made and dk is 128, the two.
+// Scalar gate forward on Hopper: the warpgroup that makes the nodes of a sweep.
 #pragma once
 
 #include "cuda/hopper/scalar_gate_fold.h"
@@ -7,91 +7,62 @@
 
 namespace lla::cuda::hopper {
 
-template <Half kType, int kKeyDim, bool kLinear, bool kNodesOnly>
+template <Half kType, int kKeyDim, bool kLinear>
 struct NodeSweep {
-  using RowTile = SwizzledTile<kBlock, kKeyDim>;                // k: [row][dk]
-  using ValueTile = SwizzledTile<kBlock, kColumns>;             // v: [row][dv]
-  using NodeTile = SwizzledTile<kKeyDim, kColumns>;             // [dk][dv]
-  static constexpr int kParts = kNodesOnly ? 1 : kKeyDim / 64;  // of 64 rows of a node
+  using RowTile = SwizzledTile<kBlock, kKeyDim>;     // k: [row][dk]
+  using ValueTile = SwizzledTile<kBlock, kColumns>;  // v: [row][dv]
+  using NodeTile = SwizzledTile<kKeyDim, kColumns>;  // [dk][dv]
   static constexpr bool kUnits = kType == Half::kF16;
 
   const SweepParameters& in;
   char* shared;
   Barriers* barriers;
-  const int first_part, warp, lane;
+  const int warp, lane;
   Turn stage, table, node;
-  Turn block_turn{1, 1};  // of the block before
-  Sums sums[kParts];      // linear: the state, in fp32
+  Turn block_turn{1, 1};      // of the block before
+  NodeColumns<kKeyDim> sums;  // linear: the state, in fp32
 
-  __device__ __forceinline__ NodeSweep(const SweepParameters& parameters, char* memory, Barriers* all, int part)
+  __device__ __forceinline__ NodeSweep(const SweepParameters& parameters, char* memory, Barriers* all)
       : in(parameters),
         shared(memory),
         barriers(all),
-        first_part(part),
         warp(__shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 32 % 4, 0)),
         lane(own_lane()) {}
 
-  __device__ __forceinline__ int node_row(int part) const { return 64 * (first_part + part) + 16 * warp; }
   __device__ __forceinline__ int slot_of(int level) const { return level < in.layout.slots ? level : in.layout.slots - 1; }
 
   __device__ __forceinline__ uint32_t slot_address(int slot) const { return shared_address(shared + in.layout.slot(slot)); }
-  __device__ __forceinline__ void store_slot(const Sums& node, int slot, int part, float unit) const {
-    store_node<kType, NodeTile>(node, slot_address(slot), node_row(part), lane, unit);
+  __device__ __forceinline__ void store_slot(int slot, float unit) const {
+    store_columns<kType, NodeTile>(sums, slot_address(slot), 16 * warp, lane, unit);
     fence_shared_writes();
-  }
-  // Where elements i and i + 1 of this thread lie in a node [dk][64] in memory.
-  __device__ __forceinline__ int node_element(int part, int i) const {
-    const Place at = wgmma_sum(lane, i);
-    return (node_row(part) + at.row) * kColumns + at.column;
-  }
-
-  __device__ __forceinline__ float* segment_sum(const Task& task) const {
-    return in.sums + in.place(task.places + task.segment - task.oldest_segment, task.head, task.tile) * kKeyDim * kColumns;
   }
 
   // Before anything is written into a slot: the rows of the block before have read what was in it.
-  __device__ __forceinline__ void wait_reads() {
-    if constexpr (!kNodesOnly) wait(&barriers->reads_done[block_turn.index], block_turn.phase);
-  }
+  __device__ __forceinline__ void wait_reads() { wait(&barriers->reads_done[block_turn.index], block_turn.phase); }
   __device__ __forceinline__ void finish() {
-    if constexpr (!kNodesOnly) release(&barriers->node_done[node.index], lane);
+    release(&barriers->node_done[node.index], lane);
     node.next(kNodeTurns);
   }
 
   // Before the first block of a segment: the linear state that older segments, or the history, leave.
   __device__ __forceinline__ void begin_state(const Task& task) {
-    const bool carried = !kNodesOnly && task.segment > task.oldest_segment;
-    const float* from = segment_sum(task);
-    if (!kNodesOnly && !carried && task.oldest) {
+    const bool carried = task.segment > task.oldest_segment;
+    const float* from = segment_sum(in, task, kKeyDim);
+    if (!carried && task.oldest) {
       const LinearState old(in, in.batch.sequences[task.sequence], task.head, task.tile);
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-        for (int i = 0; i < 32; ++i) {
-          const Place at = wgmma_sum(lane, i);
-          sums[part][i] = old.get(node_row(part) + at.row, at.column);
-        }
-      }
+      visit_columns(sums, 16 * warp, lane, [&](int key, int value, float& sum) { sum = old.get(key, value); });
       publish_state(task);
       return;
     }
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-      for (int i = 0; i < 32; i += 2) {
-        const float2 x = carried ? *reinterpret_cast<const float2*>(from + node_element(part, i)) : make_float2(0, 0);
-        sums[part][i] = x.x;
-        sums[part][i + 1] = x.y;
-      }
-    }
+    visit_columns(sums, 16 * warp, lane,
+                  [&](int key, int value, float& sum) { sum = carried ? from[key * kColumns + value] : 0.0f; });
     if (carried) publish_state(task);
   }
   __device__ __forceinline__ void publish_state(const Task& task) {
     float unit = 1;
     if constexpr (kUnits) unit = power_of_two(-exponent_above(weight_before(in, task)));
     wait_reads();
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) store_slot(sums[part], (task.first - 1) & 1, part, unit);
+    store_slot((task.first - 1) & 1, unit);
     finish();
   }
 
@@ -101,72 +72,45 @@ struct NodeSweep {
     wait(&barriers->k_full[stage.index], stage.phase);
     wait(&barriers->v_full[stage.index], stage.phase);
     if (rows.lo > 0 || rows.hi < kBlock) {
-      constexpr int kFirst = kNodesOnly ? kSweepThreads - 2 * kKeyDim : 128;
-      complete_rows<kType, kKeyDim>(in, shared, stage.index, task, block, rows, static_cast<int>(threadIdx.x) - kFirst,
-                                    kSweepThreads - kFirst);
+      complete_rows<kType, kKeyDim>(in, shared, stage.index, task, block, rows, static_cast<int>(threadIdx.x) - 128,
+                                    kSweepThreads - 128);
     }
     wait(&barriers->tables_full[table.index], table.phase);
     // Also where nobody needs it, after the last block: products under way do not go with branches.
+    uint32_t values[kFoldSteps][4];
+    load_folded<kType, ValueTile>(values, shared_address(shared + in.layout.v(stage.index)), 16 * warp, tables.fold, lane);
+    if constexpr (kLinear) {
+      scale_columns(sums, tables.merge[0]);
+    } else {
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      uint32_t keys[kFoldSteps][4];
-      load_folded<kType, RowTile>(keys, shared_address(shared + in.layout.k(stage.index)), node_row(part), tables.fold,
-                                  lane);
-      if constexpr (kLinear) {
-        const float decay = tables.merge[0];
-#pragma unroll
-        for (int i = 0; i < 32; ++i) sums[part][i] *= decay;
-      } else {
-        make_fresh(sums[part]);
-      }
-      fence_products(sums[part]);
-      issue_fold<kType, ValueTile>(sums[part], keys, shared_address(shared + in.layout.v(stage.index)), kLinear);
-      wait_products<0>(sums[part]);
-#pragma unroll
-      for (int i = 0; i < kFoldSteps; ++i) pin(keys[i]);
+      for (Sums& panel : sums) make_fresh(panel);
     }
+    pin(sums);
+    fence_products();
+    issue_columns<kType, RowTile, kUnits>(sums, values, shared_address(shared + in.layout.k(stage.index)), kLinear);
+    wait_products<0>();
+    pin(sums);
+#pragma unroll
+    for (int i = 0; i < kFoldSteps; ++i) pin(values[i]);
     release(&barriers->k_free[stage.index], lane);
     release(&barriers->v_free[stage.index], lane);
     stage.next(in.layout.stages);
 
     const int level = kLinear ? 0 : trailing_ones_of_block(block);
-    const bool makes = rows.hi == kBlock && (kNodesOnly || block + 1 < task.end);
+    const bool makes = rows.hi == kBlock && block + 1 < task.end;
     if (!kLinear && makes) {
 #pragma unroll 1
       for (uint32_t left = present & ((uint32_t{1} << level) - 1); left; left &= left - 1) {
         const int child = __ffsll(left) - 1;
-#pragma unroll
-        for (int part = 0; part < kParts; ++part)
-          add_node<kType, NodeTile>(sums[part], slot_address(slot_of(child)), node_row(part), tables.merge[child], lane);
+        add_columns<kType, NodeTile>(sums, slot_address(slot_of(child)), 16 * warp, tables.merge[child], lane);
       }
     }
     float unit = 1;
-    if constexpr (kUnits) {
-      const Units& units = *reinterpret_cast<const Units*>(shared + in.layout.units_of(table.index));
-      unit = kNodesOnly && block + 1 == task.end ? units.sum : units.node;
-    }
+    if constexpr (kUnits) unit = reinterpret_cast<const Units*>(shared + in.layout.units_of(table.index))->node;
     release(&barriers->tables_free[table.index], lane);
     table.next(2);
     wait_reads();
-    if (kNodesOnly && block + 1 == task.end) {
-      if constexpr (kUnits) {
-#pragma unroll
-        for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-          for (int i = 0; i < 32; ++i) sums[part][i] *= unit;
-        }
-      }
-      float* to = segment_sum(task);
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-        for (int i = 0; i < 32; i += 2)
-          *reinterpret_cast<float2*>(to + node_element(part, i)) = make_float2(sums[part][i], sums[part][i + 1]);
-      }
-    } else if (!(kLinear && kNodesOnly) && makes) {
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) store_slot(sums[part], kLinear ? block & 1 : slot_of(level), part, unit);
-    }
+    if (makes) store_slot(kLinear ? block & 1 : slot_of(level), unit);
     finish();
     block_turn.next(2);
   }
@@ -175,7 +119,7 @@ struct NodeSweep {
 #pragma unroll 1
     for (int64_t number = blockIdx.x; number < in.tasks; number += gridDim.x) {
       const Task task = find_task(in, number);
-      if (task.first >= task.end || (kNodesOnly && task.last)) continue;
+      if (task.first >= task.end) continue;
       if constexpr (kLinear) begin_state(task);
       uint32_t present = 0;
 #pragma unroll 1

@@ -13,9 +13,9 @@ namespace {
 
 constexpr int kLinearSegmentLog = 7;  // always the same: a linear state's bits depend on where segments end
 // Log-linear: nodes have the same bits however sequences are cut. Shorter segments fill the device with few sequences.
-constexpr int kSegmentLog = 5, kShortSegmentLog = 3;
+constexpr int kSegmentLog = 5;
 constexpr int kMostSlots = 7;                         // levels of nodes that shared memory can hold
-constexpr int64_t kShortScratch = int64_t{32} << 20;  // that shorter segments may take
+constexpr int64_t kShortScratch = int64_t{48} << 20;  // that shorter segments may take
 
 bool is_half(const MixerForward& p) { return p.q.dtype == LLA_F16; }
 
@@ -92,7 +92,7 @@ Cut choose_cut(const MixerShape& shape, bool half, const BatchView& batch, int o
     layout.ring = segmented || old_entries > 0 ? kRing : 0;
     const int least = layout.ring > 0 ? 1 : 0;
     for (; layout.ring >= least; --layout.ring) {
-      if (layout.fit(key_columns(shape), best.levels + old_entries, false)) return layout.ring;
+      if (layout.fit(key_columns(shape), best.levels + old_entries)) return layout.ring;
     }
     return -1;
   };
@@ -100,20 +100,23 @@ Cut choose_cut(const MixerShape& shape, bool half, const BatchView& batch, int o
     if (segments_of(kLinearSegmentLog) > 1) best.segment_log = kLinearSegmentLog;
   } else {
     const int64_t units = multiprocessors();
-    const int64_t work = ((batch.total_rows >> kBlockLog) + 1) * shape.heads * tiles_of(shape);  // blocks
+    const int64_t of_head = ((batch.total_rows >> kBlockLog) + 1) * tiles_of(shape), work = of_head * shape.heads;  // blocks
     // Tasks of n blocks, one after the other on each unit.
-    const auto rounds = [&](int64_t n) { return std::max<int64_t>(1, (work / n + units - 1) / units) * n; };
+    const auto rounds_of = [&](int64_t all, int64_t n) { return std::max<int64_t>(1, (all / n + units - 1) / units) * n; };
+    const auto rounds = [&](int64_t n) { return rounds_of(work, n); };
+    const int64_t pairs = of_head * shape.groups * pairs_of_group(shape);
     const bool equal = batch.total_rows == batch.count * batch.most_rows;
-    // In quarters of the time of a block: segments also make their nodes ahead, in a third of it, and need two more
-    // launches.
+    // In twelfths of the time of a block: segments also make their nodes ahead, two heads in a third of it, and need two
+    // more launches.
     int64_t least = INT64_MAX;
     if (best.levels <= kMostSlots && ring_beside(best.slots(), false) >= 0)
-      least = 4 * (equal || work <= units * blocks ? rounds(blocks) : work / units + blocks);
+      least = 12 * (equal || work <= units * blocks ? rounds(blocks) : work / units + blocks);
     for (int log = kSegmentLog; log >= kShortSegmentLog; --log) {
       if (best.levels <= log || ring_beside(log, true) < 0) continue;
       const Size scratch = carve(shape, half, batch.total_rows, batch.count, log, nullptr, nullptr);
       if (log < kSegmentLog && (!scratch.valid() || scratch.value() > kShortScratch)) continue;
-      const int64_t steps = rounds(int64_t{1} << log) * 16 / 3 + 6;
+      const int64_t blocks_of_task = int64_t{1} << log;
+      const int64_t steps = 12 * rounds(blocks_of_task) + 4 * rounds_of(pairs, blocks_of_task) + 18;
       if (steps < least) best.segment_log = log, least = steps;
     }
   }
@@ -214,7 +217,7 @@ int32_t launch_sweep(const MixerForward& p, bool routes, char* scratch, void* st
   layout.units = half;
   layout.slots = linear ? 2 : cut.slots();
   layout.ring = cut.ring;
-  if (cut.ring < 0 || !layout.fit(key_dim, linear ? 0 : levels + in.old_entries, false)) return LLA_INTERNAL;
+  if (cut.ring < 0 || !layout.fit(key_dim, linear ? 0 : levels + in.old_entries)) return LLA_INTERNAL;
   in.tasks = sweeps * in.segments;
   if (in.tasks >= int64_t{1} << 30) return LLA_INTERNAL;
 
@@ -247,6 +250,12 @@ int32_t launch_sweep(const MixerForward& p, bool routes, char* scratch, void* st
                              {2 * shape.value_dim, nodes.head_bytes(), p.state.nodes.stride},
                              {kColumns, key_dim, 1, 1}};
     status = make_map(view, &in.old_nodes);
+    if (status != LLA_OK) return status;
+  }
+  if (segmented) {
+    status = make_map(rows_view(p.k, shape.key_dim, batch.total_rows, shape.groups, kHalf), &in.half_k);
+    if (status == LLA_OK)
+      status = make_map(rows_view(p.v, shape.value_dim, batch.total_rows, shape.heads, kHalf), &in.half_v);
     if (status != LLA_OK) return status;
   }
   if (!linear && segmented) {

@@ -31,6 +31,7 @@ constexpr int kMostStages = 4;   // of q, k, v
 constexpr int kNodeTurns = 3;    // barriers for the node of a block: rows may lag by two, and by one more state
 constexpr int kRing = 2;         // tiles for nodes from older segments and from histories
 constexpr int kWhole = 30;       // segment_log of a sweep over whole sequences
+constexpr int kShortSegmentLog = 3;
 constexpr size_t kMostShared = 232448;
 constexpr uint32_t kBarrierBytes = 320;
 
@@ -51,9 +52,8 @@ struct Tables {
 // fp16 (common/units.h), behind that: a block's write strengths are below 2^`fold`, and so are the factors of its rows.
 struct Units {
   float row[kBlock];  // of a row's sums
-  float sum;          // of the sums of the node that the block makes: 2^fold
-  float node;         // the same over the unit of the node as it is stored
-  float unused[2];
+  float node;         // 2^fold over the unit of the node that the block makes, as it is stored
+  float unused[3];
 };
 
 // Places of things in shared memory. Tiles first: they need 1024 bytes. Sums are formed on the host: the kernel has no
@@ -67,26 +67,26 @@ struct SharedLayout {
   uint32_t bytes = 0;
   bool units = false;  // fp16
 
-  // `entries`: nodes that a row reads; none at all where nothing but nodes is made.
-  void place(int key_dim, int entries, bool nodes_only) {
-    const uint32_t k_bytes = kBlock * static_cast<uint32_t>(key_dim) * 2, q_bytes = nodes_only ? 0 : k_bytes;
+  // `entries`: nodes that a row reads.
+  void place(int key_dim, int entries) {
+    const uint32_t k_bytes = kBlock * static_cast<uint32_t>(key_dim) * 2;
     node_bytes = static_cast<uint32_t>(key_dim) * kSwizzleRow;
-    stage_bytes = q_bytes + k_bytes + kBlock * kSwizzleRow;
+    stage_bytes = 2 * k_bytes + kBlock * kSwizzleRow;
     table_bytes = static_cast<uint32_t>(sizeof(Tables)) + static_cast<uint32_t>(entries) * kBlock * 4;
     if (units) table_bytes += static_cast<uint32_t>(sizeof(Units));
     ring_begin = static_cast<uint32_t>(slots) * node_bytes;
     q_begin = ring_begin + static_cast<uint32_t>(ring) * node_bytes;
-    k_begin = q_begin + q_bytes;
+    k_begin = q_begin + k_bytes;
     v_begin = k_begin + k_bytes;
     staging_begin = q_begin + static_cast<uint32_t>(stages) * stage_bytes;
-    tables_begin = staging_begin + (nodes_only ? 0 : kRowWarps * 1024);
+    tables_begin = staging_begin + kRowWarps * 1024;
     barriers_begin = tables_begin + 2 * table_bytes;
     bytes = barriers_begin + kBarrierBytes;
   }
   // With as many stages as fit; false: not even one does.
-  bool fit(int key_dim, int entries, bool nodes_only) {
+  bool fit(int key_dim, int entries) {
     for (stages = kMostStages; stages > 0; --stages) {
-      place(key_dim, entries, nodes_only);
+      place(key_dim, entries);
       if (bytes <= kMostShared) return true;
     }
     return false;
@@ -114,7 +114,8 @@ static_assert(sizeof(Barriers) <= kBarrierBytes, "place is kept for them");
 
 struct SweepParameters {
   CUtensorMap q, k, v;
-  CUtensorMap nodes;  // of finished segments: `upper`, as rows of 64 columns
+  CUtensorMap half_k, half_v;  // the same in boxes of half a block, for the nodes of segments
+  CUtensorMap nodes;           // of finished segments: `upper`, as rows of 64 columns
   MixerShape shape;
   BatchView batch;
   View gate, write, lambda, y;
@@ -193,13 +194,10 @@ struct Task {
   }
 };
 
-__device__ __forceinline__ Task find_task(const SweepParameters& in, int64_t task_number) {
+// `i`: of the head, in the order of groups. `number`: of the tile, sequence and segment.
+__device__ __forceinline__ Task find_segment(const SweepParameters& in, int number, int i) {
   Task task;
-  int number = static_cast<int>(task_number);
   const int heads = static_cast<int>(in.shape.heads), groups = static_cast<int>(in.shape.groups), members = heads / groups;
-  const int i = number % heads;
-  number /= heads;
-  // Heads of a group are neighbours: they read the same q and k at about the same time.
   task.head = in.shape.head_map == LLA_HEAD_MAP_CYCLIC ? i % members * groups + i / members : i;
   task.group = i / members;
   task.tile = number % static_cast<int>(in.tiles);
@@ -229,6 +227,17 @@ __device__ __forceinline__ Task find_task(const SweepParameters& in, int64_t tas
   task.end = end < to ? end : to;
   task.last = end <= to;
   return task;
+}
+
+__device__ __forceinline__ Task find_task(const SweepParameters& in, int64_t task_number) {
+  // Heads of a group are neighbours: they read the same q and k at about the same time.
+  const int number = static_cast<int>(task_number), heads = static_cast<int>(in.shape.heads);
+  return find_segment(in, number / heads, number % heads);
+}
+
+// Of the sums of a segment of a head, [dk][64] in memory.
+__device__ __forceinline__ float* segment_sum(const SweepParameters& in, const Task& task, int key_dim) {
+  return in.sums + in.place(task.places + task.segment - task.oldest_segment, task.head, task.tile) * key_dim * kColumns;
 }
 
 // The state of a linear layer that a history has left.
@@ -306,6 +315,15 @@ template <Half kType>
 int32_t launch_sweeps(SweepParameters* in, int key_dim, bool segmented, void* stream);
 template <Half kType>
 int32_t load_sweeps();
+// The nodes of all segments but the last, for pairs of heads of a group.
+constexpr int kPair = 2;
+LLA_HOST_DEVICE inline int64_t pairs_of_group(const MixerShape& shape) {
+  return (shape.heads / shape.groups + kPair - 1) / kPair;
+}
+template <Half kType>
+int32_t launch_segment_nodes(const SweepParameters& in, int key_dim, void* stream);
+template <Half kType>
+int32_t load_segment_nodes();
 
 // Fills `old_copies`.
 int32_t launch_old_copies(const SweepParameters& in, int key_dim, bool half, void* stream);

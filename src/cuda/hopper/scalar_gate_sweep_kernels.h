@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalar gate forward on Hopper: the sweep's kernel, the nodes of whole segments, and their launches. For the files that
-// have them of one type of rows.
+// Scalar gate forward on Hopper: the sweep's kernel, the join of the nodes of whole segments, and their launches. For the
+// files that have them of one type of rows.
 #pragma once
 
 #include "cuda/hopper/capability.h"
@@ -18,13 +18,12 @@ constexpr int kGroupRegisters[4] = {96, 136, 136, 144};
 static_assert(registers_suffice(kGroupRegisters), "more registers than a block has");
 
 // One thread: brings q, k and v of all blocks of all tasks.
-template <int kKeyDim, bool kNodesOnly>
+template <int kKeyDim>
 __device__ void copy_rows(const SweepParameters& in, char* shared, Barriers* barriers) {
   using RowTile = SwizzledTile<kBlock, kKeyDim>;
   Turn turn;
   for (int64_t number = blockIdx.x; number < in.tasks; number += gridDim.x) {
     const Task task = find_task(in, number);
-    if (kNodesOnly && task.last) continue;
     for (int block = task.first; block < task.end; ++block) {
       const int row = LiveRows(task, block).row;
       const auto copy = [&](char* to, const CUtensorMap* map, Barrier* full, Barrier* free) {
@@ -34,7 +33,7 @@ __device__ void copy_rows(const SweepParameters& in, char* shared, Barriers* bar
           load_box(to + panel * RowTile::kPanelBytes, map, {64 * panel, row, task.group}, full);
       };
       const int i = turn.index;
-      if constexpr (!kNodesOnly) copy(shared + in.layout.q(i), &in.q, &barriers->q_full[i], &barriers->q_free[i]);
+      copy(shared + in.layout.q(i), &in.q, &barriers->q_full[i], &barriers->q_free[i]);
       copy(shared + in.layout.k(i), &in.k, &barriers->k_full[i], &barriers->k_free[i]);
       wait(&barriers->v_free[i], turn.phase ^ 1);
       arrive_expect_bytes(&barriers->v_full[i], kBlock * kSwizzleRow);
@@ -81,11 +80,11 @@ __device__ void copy_nodes(const SweepParameters& in, char* shared, Barriers* ba
   }
 }
 
-template <Half kType, int kKeyDim, bool kLinear, bool kNodesOnly>
+template <Half kType, int kKeyDim, bool kLinear>
 __global__ void __launch_bounds__(kSweepThreads, 1) sweep(const __grid_constant__ SweepParameters in) {
   char* shared = shared_memory();
   Barriers* barriers = reinterpret_cast<Barriers*>(shared + in.layout.barriers_begin);
-  constexpr int kNodeWarps = kNodesOnly ? kKeyDim / 16 : 4, kReaders = kNodesOnly ? kNodeWarps : kRowWarps + kNodeWarps;
+  constexpr int kNodeWarps = 4, kReaders = kRowWarps + kNodeWarps;
   if (threadIdx.x == 0) {
     for (int i = 0; i < kMostStages; ++i) {
       init_barrier(&barriers->q_full[i], 1);
@@ -111,36 +110,30 @@ __global__ void __launch_bounds__(kSweepThreads, 1) sweep(const __grid_constant_
   const int warp = static_cast<int>(threadIdx.x) / 32;
   if (warp < 4) {
     keep_registers<kGroupRegisters[0]>();
-    if constexpr (!kNodesOnly) {
-      if (warp > 0) wait_for_kernel_before();  // the rows' copies need not
-    }
+    if (warp > 0) wait_for_kernel_before();  // the rows' copies need not
     if (warp == 0) {
-      if (threadIdx.x == 0) copy_rows<kKeyDim, kNodesOnly>(in, shared, barriers);
+      if (threadIdx.x == 0) copy_rows<kKeyDim>(in, shared, barriers);
     } else if (warp == 3) {
-      if constexpr (!kLinear && !kNodesOnly) {
+      if constexpr (!kLinear) {
         if (in.layout.ring > 0 && threadIdx.x % 32 == 0) copy_nodes<kKeyDim>(in, shared, barriers);
       }
     } else {
-      make_tables<kLinear, kNodesOnly, kType == Half::kF16>(in, shared, barriers, warp - 1);
+      make_tables<kLinear, kType == Half::kF16>(in, shared, barriers, warp - 1);
     }
   } else if (warp < 12) {
     take_registers<kGroupRegisters[1]>();
-    if constexpr (!kNodesOnly)
-      RowSweep<kType, kKeyDim, kLinear>(in, shared, barriers).run();
-    else if (kNodeWarps == 8 && warp >= 8)
-      NodeSweep<kType, kKeyDim, kLinear, true>(in, shared, barriers, 0).run();
+    RowSweep<kType, kKeyDim, kLinear>(in, shared, barriers).run();
   } else {
     take_registers<kGroupRegisters[3]>();
-    if constexpr (kLinear && !kNodesOnly) wait_for_kernel_before();
-    NodeSweep<kType, kKeyDim, kLinear, kNodesOnly>(in, shared, barriers, kNodesOnly ? kNodeWarps / 8 : 0).run();
+    if constexpr (kLinear) wait_for_kernel_before();
+    NodeSweep<kType, kKeyDim, kLinear>(in, shared, barriers).run();
   }
 }
 
 constexpr int kJoinThreads = 256;
 
-// After the sweeps over all segments but the last for their sums: the nodes that end with segments, or, linear, the states
-// before them. One thread: four elements of a sequence's nodes, in order. As a sweep over the whole sequence does it, to the
-// bit.
+// After the sums of all segments but the last: the nodes that end with segments, or, linear, the states before them. One
+// thread: four elements of a sequence's nodes, in order. As a sweep over the whole sequence does it, to the bit.
 template <Half kType, bool kLinear>
 __global__ void __launch_bounds__(kJoinThreads)
     join_segments(const __grid_constant__ SweepParameters in, int64_t size, int64_t blocks, int64_t tasks) {
@@ -156,6 +149,24 @@ __global__ void __launch_bounds__(kJoinThreads)
     const int64_t count = ((sequence.position + sequence.rows - 1) >> (kBlockLog + in.segment_log)) - oldest;
     const int64_t places = in.first_place(sequence, b);
     constexpr bool kUnits = kType == Half::kF16;
+    constexpr int kAhead = kLinear ? 4 : 8;  // segments whose sums are under way
+    float4 sums[kAhead] = {};
+    float2 decays[kAhead] = {};
+    float of_sums[kAhead] = {};  // fp16: their weights
+    const auto load_sum = [&](int64_t i, int at) {
+      if (i >= count) return;
+      const int64_t place = in.place(places + i, head, tile);
+      sums[at] = reinterpret_cast<const float4*>(in.sums + place * size)[element];
+      decays[at] = reinterpret_cast<const float2*>(in.sum_decay)[place];
+      if constexpr (kUnits) of_sums[at] = in.sum_weight[place];
+    };
+    const auto next_sum = [&](int64_t i) {
+#pragma unroll
+      for (int n = 0; n + 1 < kAhead; ++n) sums[n] = sums[n + 1], decays[n] = decays[n + 1], of_sums[n] = of_sums[n + 1];
+      load_sum(i + kAhead, kAhead - 1);
+    };
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) load_sum(i, i);
     if constexpr (kLinear) {
       float4 state = make_float4(0, 0, 0, 0);
       if (const LinearState old(in, sequence, head, tile); old.is_there()) {
@@ -166,48 +177,32 @@ __global__ void __launch_bounds__(kJoinThreads)
       float weight = 0;
       for (int64_t i = 0; i <= count; ++i) {
         const int64_t place = in.place(places + i, head, tile);
+        const float4 sum = sums[0];
+        const float decay = decay_of(decays[0].x), of_sum = of_sums[0];
+        next_sum(i);
+        reinterpret_cast<float4*>(in.sums + place * size)[element] = state;
         if (kUnits && element == 0) {
           const float before = weight;
-          if (i < count) weight = fmaf(decay_of(in.sum_decay[2 * place]), weight, in.sum_weight[place]);
+          if (i < count) weight = fmaf(decay, weight, of_sum);
           in.sum_weight[place] = before;
         }
-        float4* at = reinterpret_cast<float4*>(in.sums + place * size) + element;
-        float4 sum = state;
-        if (i < count) {
-          sum = *at;
-          const float decay = decay_of(in.sum_decay[2 * place]);
-          sum = make_float4(fmaf(decay, state.x, sum.x), fmaf(decay, state.y, sum.y), fmaf(decay, state.z, sum.z),
+        state = make_float4(fmaf(decay, state.x, sum.x), fmaf(decay, state.y, sum.y), fmaf(decay, state.z, sum.z),
                             fmaf(decay, state.w, sum.w));
-        }
-        *at = state;
-        state = sum;
       }
     } else {
-      // Of the newest node of each level, which are what is joined: what other blocks of threads write is not there yet.
+      // Of the newest node of each level, which are what is joined: what other blocks of threads write is not there yet. (In
+      // local memory: with all loops over levels unrolled, for registers, it takes longer.)
       float latest[kMostLevels];  // log decays
       uint2 contents[kMostLevels];
       float weights[kUnits ? kMostLevels : 1];  // fp16
-      constexpr int kAhead = 4;                 // segments whose sums are under way
-      float4 sums[kAhead] = {};
-      float2 decays[kAhead] = {};
-      const auto load_sum = [&](int64_t i, float4* content, float2* decay) {
-        if (i >= count) return;
-        const int64_t place = in.place(places + i, head, tile);
-        *content = reinterpret_cast<const float4*>(in.sums + place * size)[element];
-        *decay = reinterpret_cast<const float2*>(in.sum_decay)[place];
-      };
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) load_sum(i, &sums[i], &decays[i]);
       uint32_t present = 0;
       for (int64_t i = 0; i < count; ++i) {
         const int64_t place = in.place(places + i, head, tile), segment = oldest + i;
         const int level = __ffsll(~segment) - 1;
         float4 sum = sums[0];
         const float total = decays[0].x;
-        float newer = decays[0].y, weight = kUnits ? in.sum_weight[place] : 0;
-#pragma unroll
-        for (int n = 0; n + 1 < kAhead; ++n) sums[n] = sums[n + 1], decays[n] = decays[n + 1];
-        load_sum(i + kAhead, &sums[kAhead - 1], &decays[kAhead - 1]);
+        float newer = decays[0].y, weight = of_sums[0];
+        next_sum(i);
         // The child of level u ends 2^u segments before; a sequence may begin behind it.
         for (int u = 0; u < level && (present >> u & 1) != 0; ++u) {
           float factor = quick_decay(total + newer);
@@ -221,15 +216,16 @@ __global__ void __launch_bounds__(kJoinThreads)
           newer += latest[u];
         }
         const float decay = total + newer;
-        latest[level] = decay;
         if constexpr (kUnits) {
-          weights[level] = weight;
           const float unit = power_of_two(-exponent_above(weight));
           sum = make_float4(unit * sum.x, unit * sum.y, unit * sum.z, unit * sum.w);
+          weights[level] = weight;
         }
-        contents[level] = make_uint2(pack<kType>(sum.x, sum.y), pack<kType>(sum.z, sum.w));
+        const uint2 content = make_uint2(pack<kType>(sum.x, sum.y), pack<kType>(sum.z, sum.w));
+        latest[level] = decay;
+        contents[level] = content;
         present = (present >> level << level) | uint32_t{1} << level;
-        reinterpret_cast<uint2*>(in.upper + place * size)[element] = contents[level];
+        reinterpret_cast<uint2*>(in.upper + place * size)[element] = content;
         if (element == 0) in.upper_decay[place] = decay;
         if (kUnits && element == 0) in.upper_weight[place] = weight;
       }
@@ -245,29 +241,22 @@ int32_t launch_sweeps_of(SweepParameters* in, bool segmented, void* stream) {
   if (segmented) {
     const int64_t size = int64_t{kKeyDim} * kColumns, parts = size / 4 / kJoinThreads;
     const int64_t joins = in->batch.count * in->shape.heads * in->tiles * parts;
-    SweepParameters nodes = *in;
-    nodes.layout.ring = 0;
-    if (!nodes.layout.fit(kKeyDim, 0, true)) return LLA_INTERNAL;
-    status =
-        launch(sweep<kType, kKeyDim, kLinear, true>, blocks(in->tasks), kSweepThreads, nodes.layout.bytes, stream, nodes);
+    status = launch_segment_nodes<kType>(*in, kKeyDim, stream);
     if (status == LLA_OK)
       status = launch_early(join_segments<kType, kLinear>, joins, kJoinThreads, 0, stream, *in, size, parts, joins);
   }
   if (status == LLA_OK)
-    status = segmented ? launch_early(sweep<kType, kKeyDim, kLinear, false>, blocks(in->tasks), kSweepThreads,
-                                      in->layout.bytes, stream, *in)
-                       : launch(sweep<kType, kKeyDim, kLinear, false>, blocks(in->tasks), kSweepThreads, in->layout.bytes,
-                                stream, *in);
+    status =
+        segmented
+            ? launch_early(sweep<kType, kKeyDim, kLinear>, blocks(in->tasks), kSweepThreads, in->layout.bytes, stream, *in)
+            : launch(sweep<kType, kKeyDim, kLinear>, blocks(in->tasks), kSweepThreads, in->layout.bytes, stream, *in);
   return status;
 }
 
 template <Half kType, int kKeyDim>
 int32_t load_sweeps_of() {
-  int32_t status = load_kernel(sweep<kType, kKeyDim, true, true>);
-  if (status == LLA_OK) status = load_kernel(sweep<kType, kKeyDim, true, false>);
-  if (status == LLA_OK) status = load_kernel(sweep<kType, kKeyDim, false, true>);
-  if (status == LLA_OK) status = load_kernel(sweep<kType, kKeyDim, false, false>);
-  return status;
+  const int32_t status = load_kernel(sweep<kType, kKeyDim, true>);
+  return status == LLA_OK ? load_kernel(sweep<kType, kKeyDim, false>) : status;
 }
 
 }  // namespace
@@ -288,7 +277,7 @@ int32_t load_sweeps() {
   if (status == LLA_OK) status = load_sweeps_of<kType, 128>();
   if (status == LLA_OK) status = load_kernel(join_segments<kType, true>);
   if (status == LLA_OK) status = load_kernel(join_segments<kType, false>);
-  return status;
+  return status == LLA_OK ? load_segment_nodes<kType>() : status;
 }
 
 }  // namespace lla::cuda::hopper

@@ -37,8 +37,12 @@ struct FactorColumn {
   const View& view;  // a parameter of the kernel: what follows from it need not be kept
   const char* data = nullptr;
 
+  explicit __device__ __forceinline__ FactorColumn(const View& tensor) : view(tensor) {}
   __device__ __forceinline__ FactorColumn(const View& tensor, const Task& task, int64_t row) : view(tensor) {
-    if (present()) data = static_cast<const char*>(view.at(task.index, row, task.head));
+    move_to(task.index, row, task.head);
+  }
+  __device__ __forceinline__ void move_to(int64_t sequence, int64_t row, int64_t head) {
+    if (present()) data = static_cast<const char*>(view.at(sequence, row, head));
   }
   __device__ __forceinline__ bool present() const { return view.present(); }
   __device__ __forceinline__ bool wide() const { return kWide || view.dtype == LLA_F32; }
@@ -207,16 +211,73 @@ __device__ __forceinline__ void copy_weights(const Factors<kWide>& factors, cons
   for (int e = 0; e < old.count; ++e) copy(old.level_of(block, e));
 }
 
+// Sums of the decays of newer nodes go on one by one from this level: the nodes of a segment know the sum of those below
+// alone, and a join of segments adds the others with the bits of a sweep over the whole sequence.
+constexpr int kSerialLevel = 3;
+
 // What a table warp knows of the nodes: lane b holds the log decay of level b.
 struct NodeDecays {
   float decay = 0;
   uint32_t present = 0;
-  float last[2] = {0, 0};  // where nothing but nodes is made: log decays over the last block and of the nodes that it merged
+  float last[2] = {0, 0};  // log decays over the last block and of the nodes that it merged
   // fp16. Lane b: weight of the node of level b, whose unit follows from it; linear, all lanes: of the state.
   float weight = 0;
   float latest = 0;  // of the node, or state, that the last block has made
   int fold = 0;      // linear: exponent of the unit in which the state's sums are
+
+  // After a block that makes a node, of this level. `merge`: a lane's decay of its node to the block's end; `of_block`:
+  // weight of the block's own rows.
+  template <bool kLinear, bool kUnits>
+  __device__ __forceinline__ void take(int lane, int level, float block_total, float newer, float merge, float of_block) {
+    if constexpr (kLinear) {
+      decay += block_total;
+      if constexpr (kUnits) weight = latest = fmaf(merge, weight, of_block);
+    } else {
+      const float of_merged = __shfl_sync(kAllLanes, newer, level & 31), merged = block_total + of_merged;
+      last[0] = block_total, last[1] = of_merged;
+      if constexpr (kUnits) {
+        latest = of_block;
+#pragma unroll 1
+        for (uint32_t left = present & ((uint32_t{1} << level) - 1); left; left &= left - 1) {
+          const int child = __ffsll(left) - 1;
+          latest = fmaf(__shfl_sync(kAllLanes, merge, child), __shfl_sync(kAllLanes, weight, child), latest);
+        }
+        if (lane == level) weight = latest;
+      }
+      if (lane == level) decay = merged;
+      present = (present >> level << level) | uint32_t{1} << level;
+    }
+  }
 };
+
+// Of a lane's node: the sum of the decays of all newer ones. `of_call`: of all of them.
+__device__ __forceinline__ float decays_of_newer(const NodeDecays& nodes, int lane, float* of_call) {
+  const float own = (nodes.present >> lane) & 1 ? nodes.decay : 0.0f;
+  float sum = own;
+#pragma unroll
+  for (int d = 1; d < kSerialLevel; d *= 2) {
+    const float below = __shfl_up_sync(kAllLanes, sum, d);
+    if (lane >= d) sum += below;
+  }
+  float newer = __shfl_up_sync(kAllLanes, sum, 1);
+  if (lane == 0) newer = 0;
+  float below = __shfl_sync(kAllLanes, sum, kSerialLevel - 1);
+  if (lane > kSerialLevel) newer = below;
+#pragma unroll 1
+  for (int level = kSerialLevel; nodes.present >> level != 0; ++level) {
+    below += __shfl_sync(kAllLanes, own, level);
+    if (lane > level) newer = below;
+  }
+  *of_call = below;
+  return newer;
+}
+
+// The sum over the rows of a warp's lanes with the bits of sums over aligned blocks of 2, 4, ... of them.
+__device__ __forceinline__ float sum_of_rows(float x) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) x += __shfl_xor_sync(kAllLanes, x, distance);
+  return x;
+}
 
 // fp16: the units of a block. Write strengths and scale are replaced by what they are in these. `most`: the largest write
 // strength of raw rows of the other half.
@@ -249,10 +310,6 @@ __device__ __forceinline__ void choose_units(const Factors<kWide>& factors, cons
     exponent[i] = of_weights + *fold;
   }
 }
-
-// Sums of the decays of newer nodes go on one by one from this level: the nodes of a segment know the sum of those below
-// alone, and a join of segments adds the others with the bits of a sweep over the whole sequence.
-constexpr int kSerialLevel = 3;
 
 // Whether a row stands in the upper half of its aligned block of 2^(d + 1) rows.
 __device__ __forceinline__ bool is_upper(int d, int row) { return ((row >> d) & 1) != 0; }
@@ -293,13 +350,13 @@ __device__ __forceinline__ float read_raw_rows(const LiveRows& rows, int first, 
 }
 
 // Fills the tables of one block; `half` is the warp's.
-template <bool kLinear, bool kNodesOnly, bool kUnits, bool kWide>
+template <bool kLinear, bool kUnits, bool kWide>
 __device__ __forceinline__ void fill_tables(const Factors<kWide>& factors, const RowFactors& row, const LiveRows& rows,
                                             int block, int half, bool makes, const OldNodes& old, NodeDecays* nodes,
                                             Tables* tables, Units* units) {
   const int lane = static_cast<int>(threadIdx.x) % 32, first = kHalf * half + lane;
   float scale[2] = {factors.scale(), factors.scale()};
-  if constexpr (!kLinear && !kNodesOnly)
+  if constexpr (!kLinear)
     copy_weights(factors, row, first, nodes->present & static_cast<uint32_t>(block), block, old, tables);
   float prefix[2], suffix[2] = {0, 0}, write[2], other[2];  // what was not loaded is zero
   const bool writes = factors.write.present();
@@ -312,46 +369,26 @@ __device__ __forceinline__ void fill_tables(const Factors<kWide>& factors, const
   [[maybe_unused]] const float of_raw = read_raw_rows(rows, first, *tables, prefix, other, write);
   int fold = 0, exponent[2] = {0, 0};
   if constexpr (kUnits) {
-    choose_units<kLinear || kNodesOnly>(factors, row, first, of_raw, write, scale, &fold, exponent);
-    if constexpr (!kNodesOnly) {
+    choose_units<kLinear>(factors, row, first, of_raw, write, scale, &fold, exponent);
 #pragma unroll
-      for (int i = 0; i < 2; ++i) units->row[first + 32 * i] = power_of_two(exponent[i]);
-    }
+    for (int i = 0; i < 2; ++i) units->row[first + 32 * i] = power_of_two(exponent[i]);
   }
-  const float other_total = warp_sum(other[0]) + warp_sum(other[1]);
+  const float other_total = sum_of_rows(other[0]) + sum_of_rows(other[1]);
   const auto lambda = [&](int i, int level) {
     return kLinear ? (row.live[i] ? 1.0f : 0.0f) : factors.lambda.read(row.lambda[i][level]);
   };
-  if constexpr (!kNodesOnly) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) tables->diagonal[first + 32 * i] = lambda(i, 0) * scale[i] * write[i];
-  }
-  // Sums over the row's aligned block of 2^d rows: up to and with the row, and after it. No sum is a difference of two.
+  for (int i = 0; i < 2; ++i) tables->diagonal[first + 32 * i] = lambda(i, 0) * scale[i] * write[i];
+    // Sums over the row's aligned block of 2^d rows: up to and with the row, and after it. No sum is a difference of two.
 #pragma unroll
   for (int d = 0; d < kInnerLevels; ++d) {
-    if constexpr (!kNodesOnly) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const bool upper = is_upper(d, first + 32 * i);
-        const float weight = upper ? scale[i] * lambda(i, d + 1) : write[i];
-        tables->level[d][first + 32 * i] = weight * quick_decay(upper ? prefix[i] : suffix[i]);
-      }
+    for (int i = 0; i < 2; ++i) {
+      const bool upper = is_upper(d, first + 32 * i);
+      const float weight = upper ? scale[i] * lambda(i, d + 1) : write[i];
+      tables->level[d][first + 32 * i] = weight * quick_decay(upper ? prefix[i] : suffix[i]);
     }
-    if constexpr (kNodesOnly) {
-      // Without what only rows need: prefix is the sum over the whole block of 2^d rows.
-      if (d < 5) {
-        const int size = 1 << d;
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float sibling = __shfl_xor_sync(kAllLanes, prefix[i], size);
-          if (!(lane & size)) suffix[i] += sibling;
-          prefix[i] += sibling;
-        }
-      } else if (d == 5) {
-        suffix[0] += prefix[1];
-        prefix[1] += prefix[0];
-      }
-    } else if (d < 5) {
+    if (d < 5) {
       const int start = lane >> d << d, size = 1 << d;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -371,34 +408,15 @@ __device__ __forceinline__ void fill_tables(const Factors<kWide>& factors, const
   const float total = __shfl_sync(kAllLanes, prefix[1], 31);
   const float block_total = half == 0 ? total + other_total : other_total + total;
 
-  // Sums of the decays of all newer nodes.
-  float newer = 0, of_call = 0;  // the latter: of all of them
-  if constexpr (!kLinear) {
-    const float own = (nodes->present >> lane) & 1 ? nodes->decay : 0.0f;
-    float sum = own;
-#pragma unroll
-    for (int d = 1; d < kSerialLevel; d *= 2) {
-      const float below = __shfl_up_sync(kAllLanes, sum, d);
-      if (lane >= d) sum += below;
-    }
-    newer = __shfl_up_sync(kAllLanes, sum, 1);
-    if (lane == 0) newer = 0;
-    float below = __shfl_sync(kAllLanes, sum, kSerialLevel - 1);
-    if (lane > kSerialLevel) newer = below;
-#pragma unroll 1
-    for (int level = kSerialLevel; nodes->present >> level != 0; ++level) {
-      below += __shfl_sync(kAllLanes, own, level);
-      if (lane > level) newer = below;
-    }
-    of_call = below;
-  }
-  float merge = quick_decay(block_total + newer);
+  float newer = 0, of_call = 0;
+  if constexpr (!kLinear) newer = decays_of_newer(*nodes, lane, &of_call);
+  const float merge = quick_decay(block_total + newer);
   const float of_block = power_of_two(fold + kBlockLog);  // fp16: weight of the block's own rows, at most
   const int of_node = kUnits ? exponent_above(nodes->weight) : 0;
   if (half == 0) {
     tables->merge[lane] = kUnits ? merge * power_of_two((kLinear ? nodes->fold : of_node) - fold) : merge;
   }
-  if constexpr (!kLinear && !kNodesOnly) {
+  if constexpr (!kLinear) {
     const uint32_t reads = nodes->present & static_cast<uint32_t>(block);
     if (half == 0 && ((reads >> lane) & 1))
       tables->newer[__popcll(reads & ((uint32_t{1} << lane) - 1))] =
@@ -411,54 +429,31 @@ __device__ __forceinline__ void fill_tables(const Factors<kWide>& factors, const
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     tables->fold[first + 32 * i] = write[i] * quick_decay(half == 0 ? suffix[i] + other_total : suffix[i]);
-    if constexpr (!kNodesOnly) {
-      const float decay = quick_decay(half == 0 ? prefix[i] : other_total + prefix[i]);
-      tables->start[first + 32 * i] =
-          kUnits ? scale[i] * decay * power_of_two((kLinear ? of_node : 0) - fold) : scale[i] * decay;
-    }
+    const float decay = quick_decay(half == 0 ? prefix[i] : other_total + prefix[i]);
+    tables->start[first + 32 * i] =
+        kUnits ? scale[i] * decay * power_of_two((kLinear ? of_node : 0) - fold) : scale[i] * decay;
   }
-  if constexpr (!kLinear && !kNodesOnly) finish_copies();
+  if constexpr (!kLinear) finish_copies();
   if (!makes) return;
-  if constexpr (kLinear) {
-    nodes->decay += block_total;
-    if constexpr (kUnits) nodes->weight = nodes->latest = fmaf(merge, nodes->weight, of_block), nodes->fold = fold;
-  } else {
-    const int level = trailing_ones_of_block(block);
-    const float of_merged = __shfl_sync(kAllLanes, newer, level & 31), merged = block_total + of_merged;
-    if constexpr (kNodesOnly) nodes->last[0] = block_total, nodes->last[1] = of_merged;
-    if constexpr (kUnits) {
-      nodes->latest = of_block;
-#pragma unroll 1
-      for (uint32_t left = nodes->present & ((uint32_t{1} << level) - 1); left; left &= left - 1) {
-        const int child = __ffsll(left) - 1;
-        nodes->latest =
-            fmaf(__shfl_sync(kAllLanes, merge, child), __shfl_sync(kAllLanes, nodes->weight, child), nodes->latest);
-      }
-      if (lane == level) nodes->weight = nodes->latest;
-    }
-    if (lane == level) nodes->decay = merged;
-    nodes->present = (nodes->present >> level << level) | uint32_t{1} << level;
-  }
+  if constexpr (kUnits) nodes->fold = fold;
+  nodes->take<kLinear, kUnits>(lane, trailing_ones_of_block(block), block_total, newer, merge, of_block);
   if constexpr (kUnits) {
-    if (half == 0 && lane == 0) {
-      units->sum = power_of_two(fold);
-      units->node = power_of_two(fold - exponent_above(nodes->latest));
-    }
+    if (half == 0 && lane == 0) units->node = power_of_two(fold - exponent_above(nodes->latest));
   }
 }
 
 // The loop of a table warp over all tasks.
-template <bool kLinear, bool kNodesOnly, bool kUnits, bool kWide>
+template <bool kLinear, bool kUnits, bool kWide>
 __device__ __forceinline__ void make_all_tables(const SweepParameters& in, char* shared, Barriers* barriers, int half) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   Turn turn;
   for (int64_t number = blockIdx.x; number < in.tasks; number += gridDim.x) {
     const Task task = find_task(in, number);
-    if (task.first >= task.end || (kNodesOnly && task.last)) continue;
+    if (task.first >= task.end) continue;
     Factors<kWide> factors(in, task, LiveRows(task, task.first).row + kHalf * half + lane);
     NodeDecays nodes;
     OldNodes old;
-    if constexpr (!kLinear && !kNodesOnly) {
+    if constexpr (!kLinear) {
       if (task.old_count() > 0) old = OldNodes(in, task);
       const uint32_t upper = task.upper();
       const int u = lane - in.segment_log;
@@ -470,8 +465,8 @@ __device__ __forceinline__ void make_all_tables(const SweepParameters& in, char*
       }
       nodes.present = upper != 0 ? upper << in.segment_log : 0;
     }
-    if constexpr (kUnits && kLinear && !kNodesOnly) nodes.weight = weight_before(in, task);
-    constexpr bool kWeights = !kLinear && !kNodesOnly;
+    if constexpr (kUnits && kLinear) nodes.weight = weight_before(in, task);
+    constexpr bool kWeights = !kLinear;
     if (number + gridDim.x < in.tasks) {  // the first rows of the task after this one would be waited for
       const Task after = find_task(in, number + gridDim.x);
       if (after.first < after.end) {
@@ -492,24 +487,12 @@ __device__ __forceinline__ void make_all_tables(const SweepParameters& in, char*
     load_rows<kWeights, kUnits>(factors, LiveRows(task, task.first), half, 0, &row);
 #pragma unroll 1
     for (int block = task.first; block < task.end; ++block) {
-      const bool makes = LiveRows(task, block).hi == kBlock && (kNodesOnly || block + 1 < task.end);
+      const bool makes = LiveRows(task, block).hi == kBlock && block + 1 < task.end;
       if (block + 1 < task.end) load_rows<kWeights, kUnits>(factors, LiveRows(task, block + 1), half, kBlock, &next);
-      if constexpr (kNodesOnly) {  // a block takes less time than memory does
-        if (block + 2 < task.end) bring_rows<false>(factors, LiveRows(task, block + 2), half, 2 * kBlock);
-      }
       wait(&barriers->tables_free[turn.index], turn.phase ^ 1);
       Tables* tables = reinterpret_cast<Tables*>(shared + in.layout.tables(turn.index));
       Units* units = reinterpret_cast<Units*>(shared + in.layout.units_of(turn.index));
-      fill_tables<kLinear, kNodesOnly, kUnits>(factors, row, LiveRows(task, block), block, half, makes, old, &nodes, tables,
-                                               units);
-      if constexpr (kNodesOnly) {
-        if (half == 0 && block + 1 == task.end) {
-          const int64_t place = in.place(task.places + task.segment - task.oldest_segment, task.head, task.tile);
-          float* to = in.sum_decay + 2 * place;
-          if (lane == 0) to[0] = kLinear ? nodes.decay : nodes.last[0], to[1] = nodes.last[1];
-          if (kUnits && lane == 0) in.sum_weight[place] = nodes.latest;
-        }
-      }
+      fill_tables<kLinear, kUnits>(factors, row, LiveRows(task, block), block, half, makes, old, &nodes, tables, units);
       factors.next_block();
       row = next;
       __syncwarp();
@@ -519,14 +502,14 @@ __device__ __forceinline__ void make_all_tables(const SweepParameters& in, char*
   }
 }
 
-template <bool kLinear, bool kNodesOnly, bool kUnits>
+template <bool kLinear, bool kUnits>
 __device__ __forceinline__ void make_tables(const SweepParameters& in, char* shared, Barriers* barriers, int half) {
   const auto wide = [](const View& view) { return !view.present() || view.dtype == LLA_F32; };
   const bool whole = in.shape.levels > kInnerLevels + (in.shape.absorb ? 1 : 0);
-  if (wide(in.gate) && wide(in.write) && (kLinear || kNodesOnly || (whole && wide(in.lambda))))
-    make_all_tables<kLinear, kNodesOnly, kUnits, true>(in, shared, barriers, half);
+  if (wide(in.gate) && wide(in.write) && (kLinear || (whole && wide(in.lambda))))
+    make_all_tables<kLinear, kUnits, true>(in, shared, barriers, half);
   else
-    make_all_tables<kLinear, kNodesOnly, kUnits, false>(in, shared, barriers, half);
+    make_all_tables<kLinear, kUnits, false>(in, shared, barriers, half);
 }
 
 }  // namespace lla::cuda::hopper
