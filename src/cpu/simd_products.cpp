@@ -48,6 +48,20 @@ constexpr int64_t kOuterColumns = kOuterVectors * kLanes;
 
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
+// What the sums of a product begin with: rows as far apart as those of c, times a factor; null: zeros.
+struct Start {
+  const float* rows;
+  float factor;
+  Start at(int64_t offset) const { return {rows ? rows + offset : nullptr, factor}; }
+};
+
+// A product of nothing (k = 0), whose operands may be null, so that not even an address is made of them.
+LLA_ONCE void only_start(int64_t m, int64_t n, float* c, int64_t ldc, const Start& start) {
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) c[i * ldc + j] = start.rows ? start.rows[i * ldc + j] * start.factor : 0.0f;
+  }
+}
+
 // ---- dot_product ----
 
 using D4 = hn::CappedTag<float, 4>;
@@ -329,13 +343,6 @@ LLA_ONCE void dot_short(int64_t m, int64_t n, int64_t k, const float* a, int64_t
 
 // ---- outer_product ----
 
-// What the sums of a product begin with: rows as far apart as those of c, times a factor; null: zeros.
-struct Start {
-  const float* rows;
-  float factor;
-  Start at(int64_t offset) const { return {rows ? rows + offset : nullptr, factor}; }
-};
-
 // Rows of c times `Vectors` vectors of columns, the last one with `last` columns (kLanes: whole), over p < k. With `scale`
 // row i of the sums is added to c times scale[i].
 template <int Rows, int Vectors>
@@ -432,6 +439,7 @@ void outer_panel(int64_t m, int64_t k, const float* a, int64_t a_row, int64_t a_
 void dot_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
                  int64_t ldc, bool accumulate) {
   if (m <= 0 || n <= 0) return;
+  if (k <= 0) return only_start(m, n, c, ldc, {accumulate ? c : nullptr, 1});
 #if HWY_TARGET == HWY_AVX2
   if (m >= kManyRows && k <= kShortDepth && lda <= kCloseRows) {
     dot_short(m, n, k, a, lda, b, ldb, c, ldc, accumulate);
@@ -463,6 +471,8 @@ void dot_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, c
 
 void dot_product_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const uint16_t* b, int64_t ldb, float* c,
                       int64_t ldc) {
+  if (n <= 0) return;
+  if (k <= 0) return only_start(m, n, c, ldc, {nullptr, 1});
   for (int64_t i = 0; i < m; i += 2) {
     if (i + 2 <= m)
       dot_bf16<2>(n, k, a + i * lda, lda, b, ldb, c + i * ldc, ldc);
@@ -528,6 +538,7 @@ enum class Layout { Plain, Transposed };  // of b: [k][n], [n][k]
 LLA_ONCE void outer_any(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
                         int64_t ldb, Layout layout, float* c, int64_t ldc, const Start& start, const float* scale) {
   if (m <= 0 || n <= 0) return;
+  if (k <= 0) return only_start(m, n, c, ldc, scale ? Start{c, 1} : start);
   const D d;
   const bool transposed = layout == Layout::Transposed;
   // A panel of b is read once for every kOuterRows rows of c; if these are many and its rows lie apart, it is packed first.
