@@ -99,12 +99,11 @@ void pass_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& pie
       simd.add_scaled(y + i * dv, scratch.product + i * dv, weight, dv);
     }
     if (!alone) return;
-    float* z = scratch.product + m * dv;
-    simd.scale(z, z, piece.gamma, n * dv);
     const bool is_source = merge.takes(e);
-    if (is_source) add_writes(simd, shape, piece, z);
     const int to = is_source ? merge.target : e;
-    if (float* kept = keep.z_of(shape, to)) std::copy(z, z + n * dv, kept);
+    float *read = scratch.product + m * dv, *kept = keep.z_of(shape, to), *z = kept ? kept : read;
+    simd.scale(z, read, piece.gamma, n * dv);
+    if (is_source) add_writes(simd, shape, piece, z);
     advance(simd, shape, piece, content, z, nodes->buffer[to]);
     if (is_source) {
       merged = true;
@@ -116,15 +115,15 @@ void pass_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& pie
   if (!merged) {
     float* out = nodes->buffer[merge.target];
     const float* sum = sum_sources(simd, shape, index, merge, *nodes, out);
+    float *kept = keep.z_of(shape, merge.target), *z = kept ? kept : scratch.z;
     if (sum) {
       simd.outer_product(n, dv, dk, piece.kb, dk, 1, sum, dv, scratch.z, dv, false);
-      simd.scale(scratch.z, scratch.z, piece.gamma, n * dv);
+      simd.scale(z, scratch.z, piece.gamma, n * dv);
     } else {
-      std::fill(scratch.z, scratch.z + n * dv, 0.0f);
+      std::fill(z, z + n * dv, 0.0f);
     }
-    add_writes(simd, shape, piece, scratch.z);
-    if (float* kept = keep.z_of(shape, merge.target)) std::copy(scratch.z, scratch.z + n * dv, kept);
-    advance(simd, shape, piece, sum, scratch.z, out);
+    add_writes(simd, shape, piece, z);
+    advance(simd, shape, piece, sum, z, out);
   }
   finish_merge(shape, index, merge, nodes);
 }
@@ -132,20 +131,29 @@ void pass_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& pie
 void replay_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& piece, const DeltaRecord& record,
                   const DeltaNodeScratch& scratch, DeltaNodes* nodes) {
   const DeltaMerge merge(shape, record.index);
+  // What was saved has to come from far. Products read and write strips of it and would wait for each; a copy does not.
+  const auto take_z = [&](int to) {
+    const float* z = record.z_of(shape, to);
+    if (z) std::copy(z, z + piece.n * shape.value_dim, scratch.z);
+    return z != nullptr;
+  };
+  const auto advance_copy = [&](const float* content, float* out) {
+    if (content && content != out) std::copy(content, content + shape.node_size(), out);
+    advance(simd, shape, piece, content ? out : nullptr, scratch.z, out);
+  };
   for_live_entries(shape, record.index, [&](int e) {
     if (merge.takes(e) || !nodes->content[e]) return;
-    advance(simd, shape, piece, nodes->content[e], record.z_of(shape, e), nodes->buffer[e]);
+    take_z(e);
+    advance_copy(nodes->content[e], nodes->buffer[e]);
     nodes->content[e] = nodes->buffer[e];
   });
   float* out = nodes->buffer[merge.target];
   const float* sum = sum_sources(simd, shape, record.index, merge, *nodes, out);
-  const float* z = record.z_of(shape, merge.target);
-  if (!z) {
+  if (!take_z(merge.target)) {
     std::fill(scratch.z, scratch.z + piece.n * shape.value_dim, 0.0f);
     add_writes(simd, shape, piece, scratch.z);
-    z = scratch.z;
   }
-  advance(simd, shape, piece, sum, z, out);
+  advance_copy(sum, out);
   finish_merge(shape, record.index, merge, nodes);
 }
 
