@@ -191,28 +191,31 @@ HWY_INLINE void transpose_4x4(const float* a, int64_t lda, float* out, int64_t l
   hn::StoreU(hn::BitCast(d4, hn::InterleaveUpper(dd, a1, b1)), d4, out + 3 * ldo);
 }
 
-// The same for i, j < 8, with vectors of two blocks, where there are such.
-HWY_MAYBE_UNUSED HWY_INLINE void transpose_8x8(const float* a, int64_t lda, float* out, int64_t ldo) {
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+// The same for i, j < 8, with vectors of two blocks: that of rows i and that of rows i + 4.
+HWY_INLINE void transpose_8x8(const float* a, int64_t lda, float* out, int64_t ldo) {
   using D8 = hn::CappedTag<float, 8>;
   const D8 d8;
   const hn::Repartition<double, D8> dd;
-  hn::Vec<D8> columns[8];  // i and i + 4 of four rows, for the upper four rows, then for the lower four
-  LLA_UNROLL for (int half = 0; half < 2; ++half) {
-    const float* from = a + 4 * half * lda;
-    const auto r0 = hn::LoadU(d8, from), r1 = hn::LoadU(d8, from + lda);
-    const auto r2 = hn::LoadU(d8, from + 2 * lda), r3 = hn::LoadU(d8, from + 3 * lda);
-    const auto a0 = hn::BitCast(dd, hn::InterleaveLower(d8, r0, r1)), a1 = hn::BitCast(dd, hn::InterleaveUpper(d8, r0, r1));
-    const auto b0 = hn::BitCast(dd, hn::InterleaveLower(d8, r2, r3)), b1 = hn::BitCast(dd, hn::InterleaveUpper(d8, r2, r3));
-    columns[4 * half] = hn::BitCast(d8, hn::InterleaveLower(dd, a0, b0));
-    columns[4 * half + 1] = hn::BitCast(d8, hn::InterleaveUpper(dd, a0, b0));
-    columns[4 * half + 2] = hn::BitCast(d8, hn::InterleaveLower(dd, a1, b1));
-    columns[4 * half + 3] = hn::BitCast(d8, hn::InterleaveUpper(dd, a1, b1));
-  }
-  LLA_UNROLL for (int i = 0; i < 4; ++i) {
-    hn::StoreU(hn::ConcatLowerLower(d8, columns[4 + i], columns[i]), d8, out + i * ldo);
-    hn::StoreU(hn::ConcatUpperUpper(d8, columns[4 + i], columns[i]), d8, out + (4 + i) * ldo);
+  const D4 d4;
+  LLA_UNROLL for (int half = 0; half < 8; half += 4) {  // of the columns
+    hn::Vec<D8> r[4];
+    LLA_UNROLL for (int i = 0; i < 4; ++i) {
+      const float* from = a + i * lda + half;
+      r[i] = hn::Combine(d8, hn::LoadU(d4, from + 4 * lda), hn::LoadU(d4, from));
+    }
+    const auto a0 = hn::BitCast(dd, hn::InterleaveLower(d8, r[0], r[1]));
+    const auto a1 = hn::BitCast(dd, hn::InterleaveUpper(d8, r[0], r[1]));
+    const auto b0 = hn::BitCast(dd, hn::InterleaveLower(d8, r[2], r[3]));
+    const auto b1 = hn::BitCast(dd, hn::InterleaveUpper(d8, r[2], r[3]));
+    float* to = out + half * ldo;
+    hn::StoreU(hn::BitCast(d8, hn::InterleaveLower(dd, a0, b0)), d8, to);
+    hn::StoreU(hn::BitCast(d8, hn::InterleaveUpper(dd, a0, b0)), d8, to + ldo);
+    hn::StoreU(hn::BitCast(d8, hn::InterleaveLower(dd, a1, b1)), d8, to + 2 * ldo);
+    hn::StoreU(hn::BitCast(d8, hn::InterleaveUpper(dd, a1, b1)), d8, to + 3 * ldo);
   }
 }
+#endif
 
 // packed[lane][step][column] = b[column][step * kLanes + lane] for kOuterColumns columns and `k` <= kDotDepth.
 LLA_TILE void pack_lanes(int64_t k, const float* b, int64_t ldb, float* packed) {
