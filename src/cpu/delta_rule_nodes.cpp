@@ -208,14 +208,15 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
     has_dkt = true;
   };
   // From the products `read` of the arriving gradients with a node that row by row has the weights of a λ column.
-  const auto take_reads = [&](int64_t column) {
+  const auto take_reads = [&](int64_t column, const float* read) {
     for (int64_t i = 0; i < m; ++i) {
       const float weight = lambda_of(shape, piece, i, column);
-      const float dweight = simd.dot(piece.a + i * dk, scratch.read + i * dk, dk);
+      const float dweight = simd.dot(piece.a + i * dk, read + i * dk, dk);
       if (column >= 0) out->dlambda[i * shape.levels + column] += dweight;
       row_gate[i] += weight * dweight;
+      if (read == out->da && weight == 1) continue;  // there already
       const auto take = has_da ? simd.add_scaled : simd.scale;
-      take(out->da + i * dk, scratch.read + i * dk, weight, dk);
+      take(out->da + i * dk, read + i * dk, weight, dk);
     }
     has_da = true;
   };
@@ -234,11 +235,12 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
     const int64_t column = shape.column_of_entry(e);
     advance_backward(to, from, is_target);
     simd.scale(scratch.arriving + m * dv, dz, piece.gamma, n * dv);
-    simd.outer_product_transposed(m + n, dk, dv, scratch.arriving, dv, from, dv, scratch.read, dk, false);
-    const float* of_kb = scratch.read + m * dk;
+    const bool in_place = !has_da && !has_dkb && out->dkb == out->da + m * dk;
+    float *const read = in_place ? out->da : scratch.read, *const of_kb = read + m * dk;
+    simd.outer_product_transposed(m + n, dk, dv, scratch.arriving, dv, from, dv, read, dk, false);
     if (has_dkb) {
       simd.add_scaled(out->dkb, of_kb, 1, n * dk);
-    } else {
+    } else if (!in_place) {
       std::copy(of_kb, of_kb + n * dk, out->dkb);
     }
     has_dkb = true;
@@ -246,7 +248,7 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
     // of sums it would be rounding where the piece erases what it finds.
     simd.outer_product_onto(dk, dv, n, piece.kb, 1, dk, scratch.arriving + m * dv, dv, dnode, dv, after, piece.gamma);
     gamma_gate += simd.dot(dnode, from, size);
-    take_reads(column);
+    take_reads(column, read);
     simd.outer_product(dk, dv, m, piece.a, 1, dk, weigh_arriving(column), dv, dnode, dv, true);
     gradients->content[to] = nullptr;
     gradients->content[e] = dnode;
@@ -309,7 +311,7 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
     const int64_t column = shape.column_of_entry(e);
     if (const float* content = nodes.content[e]) {
       simd.outer_product_transposed(m, dk, dv, scratch.arriving, dv, content, dv, scratch.read, dk, false);
-      take_reads(column);
+      take_reads(column, scratch.read);
     }
     simd.outer_product_onto(dk, dv, m, piece.a, 1, dk, weigh_arriving(column), dv, gradients->buffer[e], dv,
                             gradients->content[e], 1);
