@@ -195,7 +195,8 @@ std::string format_safetensors(const TensorFile& file) {
   text.append((8 - text.size() % 8) % 8, ' ');
   std::string out;
   out.reserve(8 + text.size() + offset);
-  for (int i = 0; i < 8; ++i) out.push_back(static_cast<char>((text.size() >> (8 * i)) & 255));
+  const uint64_t length = text.size();
+  for (int i = 0; i < 8; ++i) out.push_back(static_cast<char>((length >> (8 * i)) & 255));
   out += text;
   for (const auto& [name, tensor] : file.tensors) {
     out.resize(out.size() + tensor.bytes.size());

@@ -300,7 +300,7 @@ typedef struct lla_backward_args {
   int64_t gradient_count;       /**< entries of `gradients`. */
   void *workspace;              /**< private to this call while it runs. */
   size_t workspace_bytes;       /**< at least what lla_layer_workspace() says. */
-  const void *saved;            /**< what forward wrote for the same rows, limits and kinds of inputs (unchecked), or NULL: same bits. */
+  const void *saved;            /**< what forward wrote for the same rows, limits and inputs (unchecked), or NULL: same bits. */
   size_t saved_bytes;           /**< at least what lla_layer_saved_size() says; 0 if `saved` is NULL. */
   void *stream;                 /**< stream of the device; NULL on the CPU. */
 } lla_backward_args;

@@ -57,7 +57,7 @@ void add_gated_deltanet_forward(Builder& b, const CallTensors& call) {
   t.y = columns(b.inner_rows(1, values), 0, d.value_dim);
   CellRows rows;
   add_cell_inputs(b, t, b.batch, &rows);
-  add_cell_mixer(b, t, b.batch, Save::Yes, &rows);
+  add_cell_mixer(b, b.batch, Save::Yes, rows);
   add_cell_output(b, t, rows);
   add_projection(b, t.y, v.view(LLA_Y), v.weight(LLA_WEIGHT_OUT_PROJ), v.weight(LLA_WEIGHT_OUT_PROJ_BIAS), values, d.hidden);
 }
@@ -76,7 +76,7 @@ void add_gated_deltanet_backward(Builder& b, const CallTensors& call) {
   t.y = columns(b.inner_rows(1, values), 0, d.value_dim);
   CellRows rows;
   add_cell_inputs(b, t, b.quiet_batch, &rows);
-  add_cell_mixer(b, t, b.quiet_batch, Save::No, &rows);
+  add_cell_mixer(b, b.quiet_batch, Save::No, rows);
   if (b.wants(gradients.weight(LLA_WEIGHT_OUT_PROJ))) add_cell_output(b, t, rows);
 
   cell_tensors(gradients, &g);

@@ -66,7 +66,7 @@ void add_mamba2_forward(Builder& b, const CallTensors& call) {
                  width);
   CellRows rows;
   add_cell_inputs(b, t, b.batch, &rows);
-  add_cell_mixer(b, t, b.batch, Save::Yes, &rows);
+  add_cell_mixer(b, b.batch, Save::Yes, rows);
   add_cell_output(b, t, rows);
   add_projection(b, t.y, v.view(LLA_Y), v.weight(LLA_WEIGHT_OUT_PROJ), v.weight(LLA_WEIGHT_OUT_PROJ_BIAS), values, d.hidden);
 }
@@ -90,7 +90,7 @@ void add_mamba2_backward(Builder& b, const CallTensors& call) {
   }
   CellRows rows;
   add_cell_inputs(b, t, b.quiet_batch, &rows);
-  add_cell_mixer(b, t, b.quiet_batch, Save::No, &rows);
+  add_cell_mixer(b, b.quiet_batch, Save::No, rows);
   if (b.wants(gradients.weight(LLA_WEIGHT_OUT_PROJ))) add_cell_output(b, t, rows);
 
   const View& x = v.view(LLA_X);

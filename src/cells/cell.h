@@ -34,11 +34,11 @@ void cell_tensors(const Tensors& by_role, CellTensors* t);
 int64_t stream_heads(const Builder& b, int stream);
 int64_t stream_dim(const Builder& b, int stream);
 
-// Everything before the mixer.
+// Everything before the mixer; also says where its output goes.
 void add_cell_inputs(Builder& b, const CellTensors& t, const BatchView& batch, CellRows* rows);
-// The mixer, and what follows it. The mixer's output is kept for backward, which adds the step only if it has not been kept.
+// The mixer, and what follows it. What is kept for backward is not made again.
 enum class Save { No, Yes };  // what the mixer itself saves
-void add_cell_mixer(Builder& b, const CellTensors& t, const BatchView& batch, Save save, CellRows* rows);
+void add_cell_mixer(Builder& b, const BatchView& batch, Save save, const CellRows& rows);
 void add_cell_output(Builder& b, const CellTensors& t, const CellRows& rows);
 
 // Gradients. The inputs and, if something follows the mixer, its output have been recomputed into `rows`.
@@ -58,6 +58,8 @@ void add_part_backward(Builder& b, const CallTensors& call);
 GatedNorm gated_norm_of(const Builder& b, const Matrix& skip, bool skip_per_channel, const Matrix& norm,
                         bool norm_per_group);
 Gates gates_of(const Builder& b);
+// Rows of values in `stage`.
+View staged_values(const Builder& b, const View& stage);
 // Columns [first, first + heads * dim) of a tensor whose rows are contiguous.
 View columns(const View& rows, int64_t first, int64_t dim);
 void add_projection(Builder& b, const View& x, const View& y, const Matrix& weight, const Matrix& bias, int64_t inputs,

@@ -71,13 +71,7 @@ void add_cell_gradients(Builder& b, const CellTensors& t, const CellTensors& g, 
 
   const bool skip = b.wants(t.skip);
   const bool sum_v = skip && want[kValues];
-  View d_o = g.y;
-  if (rows.after) {
-    d_o = stage;
-    d_o.dtype = d.inner_dtype;
-    d_o.row_stride = values;
-  }
-  d_o.head_stride = d.value_dim;
+  const View d_o = rows.after ? staged_values(b, stage) : columns(g.y, 0, d.value_dim);
   if (rows.after && (want_mixer || b.wants(g.z) || b.wants(g.skip) || b.wants(g.norm))) {
     GatedNorm p = gated_norm_of(b, t.skip, t.skip_per_channel, t.norm, t.norm_per_group);
     p.x = rows.o;
@@ -178,8 +172,7 @@ void add_cell_backward(Builder& b, const CallTensors& call) {
   b.quieten();
   CellRows rows;
   add_cell_inputs(b, t, b.quiet_batch, &rows);
-  const bool after = b.measuring || b.d.norm_form != LLA_NORM_NONE || t.skip.present() || t.z.present();
-  if (after) add_cell_mixer(b, t, b.quiet_batch, Save::No, &rows);
+  if (rows.after) add_cell_mixer(b, b.quiet_batch, Save::No, rows);
   add_cell_gradients(b, t, g, rows);
 }
 

@@ -68,10 +68,23 @@ GatedNorm gated_norm_of(const Builder& b, const Matrix& skip, bool skip_per_chan
   return p;
 }
 
+View staged_values(const Builder& b, const View& stage) {
+  View view = stage;
+  view.dtype = b.d.inner_dtype;
+  view.row_stride = b.d.heads * b.d.value_dim;
+  view.head_stride = b.d.value_dim;
+  return view;
+}
+
 void add_cell_inputs(Builder& b, const CellTensors& t, const BatchView& batch, CellRows* rows) {
   const lla_layer_desc& d = b.d;
   const int64_t keys = d.groups * d.key_dim, values = d.heads * d.value_dim;
   rows->stage = b.rows(1, keys > values ? keys : values);
+  // Kept rows are laid out whatever follows the mixer, so that its own part of the saved buffer begins at the same place in
+  // every call.
+  const View kept = b.keep(staged_values(b, rows->stage), d.heads, d.value_dim);
+  rows->after = b.measuring || d.norm_form != LLA_NORM_NONE || t.skip.present() || t.z.present();
+  rows->o = rows->after ? kept : columns(t.y, 0, d.value_dim);
   int64_t first_channel = 0;
   for (int s = 0; s < kStreams; ++s) {
     const int64_t heads = stream_heads(b, s), dim = stream_dim(b, s);
@@ -146,28 +159,18 @@ void add_cell_inputs(Builder& b, const CellTensors& t, const BatchView& batch, C
   }
 }
 
-void add_cell_mixer(Builder& b, const CellTensors& t, const BatchView& batch, Save save, CellRows* rows) {
-  const lla_layer_desc& d = b.d;
-  rows->after = b.measuring || d.norm_form != LLA_NORM_NONE || t.skip.present() || t.z.present();
-  rows->o = t.y;
-  if (rows->after) {
-    rows->o = rows->stage;
-    rows->o.dtype = d.inner_dtype;
-    rows->o.row_stride = d.heads * d.value_dim;
-    rows->o = b.keep(rows->o, d.heads, d.value_dim);
-  }
-  rows->o.head_stride = d.value_dim;
+void add_cell_mixer(Builder& b, const BatchView& batch, Save save, const CellRows& rows) {
   if (b.saved_in) return;
   MixerForward p;
   p.shape = b.layer.shape;
   p.batch = batch;
-  p.q = rows->mixed[kQueries];
-  p.k = rows->mixed[kKeys];
-  p.v = rows->mixed[kValues];
-  p.gate = rows->gate;
-  p.write = rows->write;
-  p.lambda = rows->lambda;
-  p.y = rows->o;
+  p.q = rows.mixed[kQueries];
+  p.k = rows.mixed[kKeys];
+  p.v = rows.mixed[kValues];
+  p.gate = rows.gate;
+  p.write = rows.write;
+  p.lambda = rows.lambda;
+  p.y = rows.o;
   p.state = b.state;
   p.saved = save == Save::Yes ? b.mixer_saved_out() : nullptr;
   b.add(Op::MixerForward, p);
@@ -188,7 +191,7 @@ void add_cell_forward(Builder& b, const CallTensors& call) {
   cell_tensors(call.values, &t);
   CellRows rows;
   add_cell_inputs(b, t, b.batch, &rows);
-  add_cell_mixer(b, t, b.batch, Save::Yes, &rows);
+  add_cell_mixer(b, b.batch, Save::Yes, rows);
   add_cell_output(b, t, rows);
 }
 

@@ -92,9 +92,13 @@ struct HeadBackward {
   // The same from forward's record.
   void replay(const DeltaRecord& record) const {
     const bool writes = !record.z_of(head->shape, DeltaMerge(head->shape, record.index).target);
-    gather_chunk(head->simd, head->in, head->sequence, head->head, record.index / head->shape.per_chunk, head->chunk_memory,
-                 &head->chunk, {.queries = false, .values = writes});
-    head->gathered = false;
+    if ((record.index + 1) % head->shape.per_chunk != 0) {  // the next piece needs all of the chunk
+      gather_chunk_of(head, record.index);
+    } else {
+      gather_chunk(head->simd, head->in, head->sequence, head->head, record.index / head->shape.per_chunk,
+                   head->chunk_memory, &head->chunk, {.queries = false, .values = writes});
+      head->gathered = false;
+    }
     select_piece(head, record.index);
     head->piece.m = 0;
     prepare_replay(head->simd, head->shape, writes, &head->piece);
@@ -117,12 +121,26 @@ struct HeadBackward {
     }
   }
 
+  // Asks for the rows that a piece's gradients are written to.
+  void prefetch_results(int64_t row, int64_t rows) const {
+    const Sequence& s = head->sequence;
+    if (!out->dq) {
+      const int64_t group = head->in.shape->group_of(head->head);
+      prefetch_view(problem->dq, s, row, rows, group, head->shape.key_dim);
+      prefetch_view(problem->dk, s, row, rows, group, head->shape.key_dim);
+    }
+    prefetch_view(problem->dv, s, row, rows, head->head, head->shape.value_dim);
+  }
+
   // `keys`: its Kt if that is there already.
   void backward_piece(int64_t index, const DeltaRecord& record, float* keys) const {
     const DeltaShape& shape = head->shape;
     gather_chunk_of(head, index);
     select_piece(head, index);
     DeltaPiece& piece = head->piece;
+    const int64_t query = std::max(head->row_in_chunk(index), head->chunk.lo) - head->chunk.lo;
+    const int64_t row = head->chunk.row + query;
+    prefetch_results(row, piece.m);
     bool fold = false;
     if (piece.n == shape.rows) {
       for_live_entries(shape, index + 1, [&](int e) { fold = fold || scratch->gradients.content[e]; });
@@ -140,9 +158,7 @@ struct HeadBackward {
     } else if (fold) {
       finish_keys(head->simd, shape, &piece);
     }
-    const int64_t query = std::max(head->row_in_chunk(index), head->chunk.lo) - head->chunk.lo;
-    gather_view(head->simd, problem->dy, head->sequence, head->chunk.row + query, piece.m, head->head, shape.value_dim,
-                scratch->dy);
+    gather_view(head->simd, problem->dy, head->sequence, row, piece.m, head->head, shape.value_dim, scratch->dy);
     DeltaPieceGradient& gradient = scratch->piece;
     gradient.dy = scratch->dy;
     gradient.dkb = gradient.da + piece.m * shape.key_dim;

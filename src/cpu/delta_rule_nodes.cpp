@@ -99,12 +99,11 @@ void pass_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& pie
       simd.add_scaled(y + i * dv, scratch.product + i * dv, weight, dv);
     }
     if (!alone) return;
-    float* z = scratch.product + m * dv;
-    simd.scale(z, z, piece.gamma, n * dv);
     const bool is_source = merge.takes(e);
-    if (is_source) add_writes(simd, shape, piece, z);
     const int to = is_source ? merge.target : e;
-    if (float* kept = keep.z_of(shape, to)) std::copy(z, z + n * dv, kept);
+    float *read = scratch.product + m * dv, *kept = keep.z_of(shape, to), *z = kept ? kept : read;
+    simd.scale(z, read, piece.gamma, n * dv);
+    if (is_source) add_writes(simd, shape, piece, z);
     advance(simd, shape, piece, content, z, nodes->buffer[to]);
     if (is_source) {
       merged = true;
@@ -116,15 +115,15 @@ void pass_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& pie
   if (!merged) {
     float* out = nodes->buffer[merge.target];
     const float* sum = sum_sources(simd, shape, index, merge, *nodes, out);
+    float *kept = keep.z_of(shape, merge.target), *z = kept ? kept : scratch.z;
     if (sum) {
       simd.outer_product(n, dv, dk, piece.kb, dk, 1, sum, dv, scratch.z, dv, false);
-      simd.scale(scratch.z, scratch.z, piece.gamma, n * dv);
+      simd.scale(z, scratch.z, piece.gamma, n * dv);
     } else {
-      std::fill(scratch.z, scratch.z + n * dv, 0.0f);
+      std::fill(z, z + n * dv, 0.0f);
     }
-    add_writes(simd, shape, piece, scratch.z);
-    if (float* kept = keep.z_of(shape, merge.target)) std::copy(scratch.z, scratch.z + n * dv, kept);
-    advance(simd, shape, piece, sum, scratch.z, out);
+    add_writes(simd, shape, piece, z);
+    advance(simd, shape, piece, sum, z, out);
   }
   finish_merge(shape, index, merge, nodes);
 }
@@ -132,20 +131,29 @@ void pass_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& pie
 void replay_nodes(const Simd& simd, const DeltaShape& shape, const DeltaPiece& piece, const DeltaRecord& record,
                   const DeltaNodeScratch& scratch, DeltaNodes* nodes) {
   const DeltaMerge merge(shape, record.index);
+  // What was saved has to come from far. Products read and write strips of it and would wait for each; a copy does not.
+  const auto take_z = [&](int to) {
+    const float* z = record.z_of(shape, to);
+    if (z) std::copy(z, z + piece.n * shape.value_dim, scratch.z);
+    return z != nullptr;
+  };
+  const auto advance_copy = [&](const float* content, float* out) {
+    if (content && content != out) std::copy(content, content + shape.node_size(), out);
+    advance(simd, shape, piece, content ? out : nullptr, scratch.z, out);
+  };
   for_live_entries(shape, record.index, [&](int e) {
     if (merge.takes(e) || !nodes->content[e]) return;
-    advance(simd, shape, piece, nodes->content[e], record.z_of(shape, e), nodes->buffer[e]);
+    take_z(e);
+    advance_copy(nodes->content[e], nodes->buffer[e]);
     nodes->content[e] = nodes->buffer[e];
   });
   float* out = nodes->buffer[merge.target];
   const float* sum = sum_sources(simd, shape, record.index, merge, *nodes, out);
-  const float* z = record.z_of(shape, merge.target);
-  if (!z) {
+  if (!take_z(merge.target)) {
     std::fill(scratch.z, scratch.z + piece.n * shape.value_dim, 0.0f);
     add_writes(simd, shape, piece, scratch.z);
-    z = scratch.z;
   }
-  advance(simd, shape, piece, sum, z, out);
+  advance_copy(sum, out);
   finish_merge(shape, record.index, merge, nodes);
 }
 
@@ -200,14 +208,15 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
     has_dkt = true;
   };
   // From the products `read` of the arriving gradients with a node that row by row has the weights of a λ column.
-  const auto take_reads = [&](int64_t column) {
+  const auto take_reads = [&](int64_t column, const float* read) {
     for (int64_t i = 0; i < m; ++i) {
       const float weight = lambda_of(shape, piece, i, column);
-      const float dweight = simd.dot(piece.a + i * dk, scratch.read + i * dk, dk);
+      const float dweight = simd.dot(piece.a + i * dk, read + i * dk, dk);
       if (column >= 0) out->dlambda[i * shape.levels + column] += dweight;
       row_gate[i] += weight * dweight;
+      if (read == out->da && weight == 1) continue;  // there already
       const auto take = has_da ? simd.add_scaled : simd.scale;
-      take(out->da + i * dk, scratch.read + i * dk, weight, dk);
+      take(out->da + i * dk, read + i * dk, weight, dk);
     }
     has_da = true;
   };
@@ -226,11 +235,12 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
     const int64_t column = shape.column_of_entry(e);
     advance_backward(to, from, is_target);
     simd.scale(scratch.arriving + m * dv, dz, piece.gamma, n * dv);
-    simd.outer_product_transposed(m + n, dk, dv, scratch.arriving, dv, from, dv, scratch.read, dk, false);
-    const float* of_kb = scratch.read + m * dk;
+    const bool in_place = !has_da && !has_dkb && out->dkb == out->da + m * dk;
+    float *const read = in_place ? out->da : scratch.read, *const of_kb = read + m * dk;
+    simd.outer_product_transposed(m + n, dk, dv, scratch.arriving, dv, from, dv, read, dk, false);
     if (has_dkb) {
       simd.add_scaled(out->dkb, of_kb, 1, n * dk);
-    } else {
+    } else if (!in_place) {
       std::copy(of_kb, of_kb + n * dk, out->dkb);
     }
     has_dkb = true;
@@ -238,7 +248,7 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
     // of sums it would be rounding where the piece erases what it finds.
     simd.outer_product_onto(dk, dv, n, piece.kb, 1, dk, scratch.arriving + m * dv, dv, dnode, dv, after, piece.gamma);
     gamma_gate += simd.dot(dnode, from, size);
-    take_reads(column);
+    take_reads(column, read);
     simd.outer_product(dk, dv, m, piece.a, 1, dk, weigh_arriving(column), dv, dnode, dv, true);
     gradients->content[to] = nullptr;
     gradients->content[e] = dnode;
@@ -301,7 +311,7 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
     const int64_t column = shape.column_of_entry(e);
     if (const float* content = nodes.content[e]) {
       simd.outer_product_transposed(m, dk, dv, scratch.arriving, dv, content, dv, scratch.read, dk, false);
-      take_reads(column);
+      take_reads(column, scratch.read);
     }
     simd.outer_product_onto(dk, dv, m, piece.a, 1, dk, weigh_arriving(column), dv, gradients->buffer[e], dv,
                             gradients->content[e], 1);

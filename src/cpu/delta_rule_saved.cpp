@@ -10,8 +10,8 @@ namespace lla::cpu {
 namespace {
 
 // Pieces from one set to the next, as a power of two: the more nodes there are, the fewer sets. It depends on the layer and
-// not on the limits, so that more memory is asked for where these are wider.
-int log2_every(const DeltaShape& shape) { return shape.levels <= 12 ? 1 : shape.levels <= 15 ? 2 : 3; }
+// not on the limits, so that more memory is asked for where these are wider. Backward replays all other pieces.
+int log2_every(const DeltaShape& shape) { return shape.levels <= 13 ? 1 : shape.levels <= 15 ? 2 : 3; }
 int64_t every(const DeltaShape& shape) { return int64_t{1} << log2_every(shape); }
 
 int64_t popcount(int64_t x) { return std::popcount(static_cast<uint64_t>(x)); }

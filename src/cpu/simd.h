@@ -33,11 +33,12 @@ struct Simd {
   const char* name;      // "avx2"
   int64_t rows_of_tile;  // of outer_product: triangles are cut into as many rows
 
-  // ---- products. No operand may overlap c. Rows may have any distance (lda, ldb, ldc in elements). ----
+  // ---- products. No operand may overlap c. Rows may have any distance (lda, ldb, ldc in elements). Any of m, n, k may be
+  // 0; with k = 0 the sums are empty and a and b may be null, with m = 0 or n = 0 c too. ----
   // c[i][j] (+)= sum_p a[i*lda + p] * b[j*ldb + p], p < k: rows times rows (y = x W^T).
   void (*dot_product)(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
                       int64_t ldc, bool accumulate);
-  // The same bits, of bf16 numbers in b, for few rows of a: nothing is widened in memory first. k >= 1.
+  // The same bits, of bf16 numbers in b, for few rows of a: nothing is widened in memory first.
   void (*dot_product_bf16)(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const uint16_t* b, int64_t ldb,
                            float* c, int64_t ldc);
   // c[i][j] (+)= sum_p a[i*a_row + p*a_col] * b[p*ldb + j], p < k: a sum of outer products in order of p

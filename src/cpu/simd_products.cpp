@@ -48,6 +48,20 @@ constexpr int64_t kOuterColumns = kOuterVectors * kLanes;
 
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
+// What the sums of a product begin with: rows as far apart as those of c, times a factor; null: zeros.
+struct Start {
+  const float* rows;
+  float factor;
+  Start at(int64_t offset) const { return {rows ? rows + offset : nullptr, factor}; }
+};
+
+// A product of nothing (k = 0), whose operands may be null, so that not even an address is made of them.
+LLA_ONCE void only_start(int64_t m, int64_t n, float* c, int64_t ldc, const Start& start) {
+  for (int64_t i = 0; i < m; ++i) {
+    for (int64_t j = 0; j < n; ++j) c[i * ldc + j] = start.rows ? start.rows[i * ldc + j] * start.factor : 0.0f;
+  }
+}
+
 // ---- dot_product ----
 
 using D4 = hn::CappedTag<float, 4>;
@@ -177,28 +191,31 @@ HWY_INLINE void transpose_4x4(const float* a, int64_t lda, float* out, int64_t l
   hn::StoreU(hn::BitCast(d4, hn::InterleaveUpper(dd, a1, b1)), d4, out + 3 * ldo);
 }
 
-// The same for i, j < 8, with vectors of two blocks, where there are such.
-HWY_MAYBE_UNUSED HWY_INLINE void transpose_8x8(const float* a, int64_t lda, float* out, int64_t ldo) {
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
+// The same for i, j < 8, with vectors of two blocks: that of rows i and that of rows i + 4.
+HWY_INLINE void transpose_8x8(const float* a, int64_t lda, float* out, int64_t ldo) {
   using D8 = hn::CappedTag<float, 8>;
   const D8 d8;
   const hn::Repartition<double, D8> dd;
-  hn::Vec<D8> columns[8];  // i and i + 4 of four rows, for the upper four rows, then for the lower four
-  LLA_UNROLL for (int half = 0; half < 2; ++half) {
-    const float* from = a + 4 * half * lda;
-    const auto r0 = hn::LoadU(d8, from), r1 = hn::LoadU(d8, from + lda);
-    const auto r2 = hn::LoadU(d8, from + 2 * lda), r3 = hn::LoadU(d8, from + 3 * lda);
-    const auto a0 = hn::BitCast(dd, hn::InterleaveLower(d8, r0, r1)), a1 = hn::BitCast(dd, hn::InterleaveUpper(d8, r0, r1));
-    const auto b0 = hn::BitCast(dd, hn::InterleaveLower(d8, r2, r3)), b1 = hn::BitCast(dd, hn::InterleaveUpper(d8, r2, r3));
-    columns[4 * half] = hn::BitCast(d8, hn::InterleaveLower(dd, a0, b0));
-    columns[4 * half + 1] = hn::BitCast(d8, hn::InterleaveUpper(dd, a0, b0));
-    columns[4 * half + 2] = hn::BitCast(d8, hn::InterleaveLower(dd, a1, b1));
-    columns[4 * half + 3] = hn::BitCast(d8, hn::InterleaveUpper(dd, a1, b1));
-  }
-  LLA_UNROLL for (int i = 0; i < 4; ++i) {
-    hn::StoreU(hn::ConcatLowerLower(d8, columns[4 + i], columns[i]), d8, out + i * ldo);
-    hn::StoreU(hn::ConcatUpperUpper(d8, columns[4 + i], columns[i]), d8, out + (4 + i) * ldo);
+  const D4 d4;
+  LLA_UNROLL for (int half = 0; half < 8; half += 4) {  // of the columns
+    hn::Vec<D8> r[4];
+    LLA_UNROLL for (int i = 0; i < 4; ++i) {
+      const float* from = a + i * lda + half;
+      r[i] = hn::Combine(d8, hn::LoadU(d4, from + 4 * lda), hn::LoadU(d4, from));
+    }
+    const auto a0 = hn::BitCast(dd, hn::InterleaveLower(d8, r[0], r[1]));
+    const auto a1 = hn::BitCast(dd, hn::InterleaveUpper(d8, r[0], r[1]));
+    const auto b0 = hn::BitCast(dd, hn::InterleaveLower(d8, r[2], r[3]));
+    const auto b1 = hn::BitCast(dd, hn::InterleaveUpper(d8, r[2], r[3]));
+    float* to = out + half * ldo;
+    hn::StoreU(hn::BitCast(d8, hn::InterleaveLower(dd, a0, b0)), d8, to);
+    hn::StoreU(hn::BitCast(d8, hn::InterleaveUpper(dd, a0, b0)), d8, to + ldo);
+    hn::StoreU(hn::BitCast(d8, hn::InterleaveLower(dd, a1, b1)), d8, to + 2 * ldo);
+    hn::StoreU(hn::BitCast(d8, hn::InterleaveUpper(dd, a1, b1)), d8, to + 3 * ldo);
   }
 }
+#endif
 
 // packed[lane][step][column] = b[column][step * kLanes + lane] for kOuterColumns columns and `k` <= kDotDepth.
 LLA_TILE void pack_lanes(int64_t k, const float* b, int64_t ldb, float* packed) {
@@ -329,13 +346,6 @@ LLA_ONCE void dot_short(int64_t m, int64_t n, int64_t k, const float* a, int64_t
 
 // ---- outer_product ----
 
-// What the sums of a product begin with: rows as far apart as those of c, times a factor; null: zeros.
-struct Start {
-  const float* rows;
-  float factor;
-  Start at(int64_t offset) const { return {rows ? rows + offset : nullptr, factor}; }
-};
-
 // Rows of c times `Vectors` vectors of columns, the last one with `last` columns (kLanes: whole), over p < k. With `scale`
 // row i of the sums is added to c times scale[i].
 template <int Rows, int Vectors>
@@ -432,6 +442,7 @@ void outer_panel(int64_t m, int64_t k, const float* a, int64_t a_row, int64_t a_
 void dot_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,
                  int64_t ldc, bool accumulate) {
   if (m <= 0 || n <= 0) return;
+  if (k <= 0) return only_start(m, n, c, ldc, {accumulate ? c : nullptr, 1});
 #if HWY_TARGET == HWY_AVX2
   if (m >= kManyRows && k <= kShortDepth && lda <= kCloseRows) {
     dot_short(m, n, k, a, lda, b, ldb, c, ldc, accumulate);
@@ -463,6 +474,8 @@ void dot_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, c
 
 void dot_product_bf16(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const uint16_t* b, int64_t ldb, float* c,
                       int64_t ldc) {
+  if (n <= 0) return;
+  if (k <= 0) return only_start(m, n, c, ldc, {nullptr, 1});
   for (int64_t i = 0; i < m; i += 2) {
     if (i + 2 <= m)
       dot_bf16<2>(n, k, a + i * lda, lda, b, ldb, c + i * ldc, ldc);
@@ -528,6 +541,7 @@ enum class Layout { Plain, Transposed };  // of b: [k][n], [n][k]
 LLA_ONCE void outer_any(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
                         int64_t ldb, Layout layout, float* c, int64_t ldc, const Start& start, const float* scale) {
   if (m <= 0 || n <= 0) return;
+  if (k <= 0) return only_start(m, n, c, ldc, scale ? Start{c, 1} : start);
   const D d;
   const bool transposed = layout == Layout::Transposed;
   // A panel of b is read once for every kOuterRows rows of c; if these are many and its rows lie apart, it is packed first.

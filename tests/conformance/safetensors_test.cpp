@@ -16,7 +16,8 @@ namespace {
 
 std::string file_of(const std::string& header, const std::string& data) {
   std::string out;
-  for (int i = 0; i < 8; ++i) out.push_back(static_cast<char>((header.size() >> (8 * i)) & 255));
+  const uint64_t length = header.size();
+  for (int i = 0; i < 8; ++i) out.push_back(static_cast<char>((length >> (8 * i)) & 255));
   return out + header + data;
 }
 

@@ -233,12 +233,17 @@ struct Run {
     std::vector<int64_t> taken_rows;
     for (int64_t b = 0; b < n; ++b) {
       const auto i = static_cast<size_t>(b);
-      const __int128 begin = offsets.given() ? offsets.at(i) : static_cast<__int128>(b) * per_sequence;
-      const __int128 next = offsets.given() ? offsets.at(i + 1) : begin + per_sequence;
+      int64_t begin = 0, next = 0;
+      if (offsets.given()) {
+        begin = offsets.at(i);
+        next = offsets.at(i + 1);
+      } else if (__builtin_mul_overflow(b, per_sequence, &begin) || __builtin_add_overflow(begin, per_sequence, &next)) {
+        return false;  // beyond every limit
+      }
       if (begin < 0 || next < begin || next > f.limits.max_rows) return false;
-      const int64_t count = counts.given() ? counts.at(i) : static_cast<int64_t>(next - begin);
+      const int64_t count = counts.given() ? counts.at(i) : next - begin;
       if (count < 0 || count > next - begin || count > most) return false;
-      end = static_cast<int64_t>(next);
+      end = next;
       taken_rows.push_back(count);
     }
     const int64_t total = rows.total_rows ? rows.total_rows : end;

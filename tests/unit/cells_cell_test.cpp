@@ -267,6 +267,47 @@ TEST_P(Cell, Gradients) {
   }
 }
 
+// What forward saved has the same layout whichever optional inputs it had, and backward reads it at the same places: the
+// bits of a backward call that repeats everything. Only the mixer's output has to be there if something follows it.
+TEST_P(Cell, SavedWithOtherOptionalInputs) {
+  std::vector<lla_role> without;
+  for (const lla_role role : form_.without) {
+    if (role != LLA_Z && role != LLA_WEIGHT_SKIP) without.push_back(role);
+  }
+  const RandomCall all(*layer_, kRows, dtype(), 5, without);
+  const auto some = [&](size_t given) {
+    RandomCall c = all;
+    std::erase_if(c.entries, [&](const RandomCall::Entry& e) {
+      return (e.role == LLA_Z && !(given & 1)) || (e.role == LLA_WEIGHT_SKIP && !(given & 2));
+    });
+    return c;
+  };
+  Random random(11);
+  const std::vector<Tensor> dy = all.like(true, dtype(), &random);
+  Plan plan(context_, kSequences, kRows);
+  plan.plan(Plan::uniform(kSequences, kLength));
+  Error error;
+  size_t bytes = 0;
+  ASSERT_EQ(measure_saved(*layer_, plan.limits(), &bytes, &error), LLA_OK) << error.text;
+  for (size_t saved = 0; saved < 4; ++saved) {
+    Memory memory(bytes);
+    Setting setting;
+    setting.saved = &memory;
+    ASSERT_EQ(forward(*layer_, plan, some(saved).forward(), &error, setting), LLA_OK) << error.text;
+    ASSERT_TRUE(memory.guards_hold());
+    const std::string content(memory.data(), bytes);
+    for (size_t read = 0; read < 4; ++read) {
+      if (saved == 0 && read != 0 && d_.norm_form == LLA_NORM_NONE) continue;
+      const RandomCall c = some(read);
+      const std::vector<Tensor> g = c.like(false, dtype()), again = c.like(false, dtype());
+      ASSERT_EQ(backward(*layer_, plan, c.backward(dy, g), &error, setting), LLA_OK) << error.text;
+      ASSERT_EQ(backward(*layer_, plan, c.backward(dy, again), &error), LLA_OK) << error.text;
+      for (size_t i = 0; i < g.size(); ++i) EXPECT_TRUE(g[i].same_bytes(again[i])) << saved << read << " " << i;
+      EXPECT_EQ(0, std::memcmp(content.data(), memory.data(), bytes));
+    }
+  }
+}
+
 // Inputs and gradients whose heads and rows do not lie side by side, batches as [B, T, ...] with gaps: the same bits.
 TEST_P(Cell, LayoutsDoNotMatter) {
   RandomCall c = call(context_, *layer_, dtype());
