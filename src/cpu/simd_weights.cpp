@@ -42,7 +42,9 @@ void weigh_rows(const ChunkWeights& w, int64_t begin, int64_t end, const float* 
   const D d;
   const hn::RebindToSigned<D> di;
   const int64_t c = w.grain;
-  V inside[kInside + 1];  // key-side factors at the levels within the vector of row t
+  // Key-side factors at the levels within the vector of row t. The first row sets them, but not every compiler sees that.
+  V inside[kInside + 1];
+  for (V& factor : inside) factor = hn::Zero(d);
   for (int64_t t = begin; t < end; ++t, from += c, to += c) {
     const int64_t r = t % kLanes, block = t - r;
     const float* lambda = w.lambda ? w.lambda + (t - begin) * w.lambda_stride : nullptr;

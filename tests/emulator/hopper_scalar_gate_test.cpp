@@ -415,13 +415,16 @@ TEST_F(HopperScalarGate, BitsDoNotDependOnSegments) {
     SCOPED_TRACE(way.name);
     Case c = make_case(2, 1, 128, 64, 16, way.parts);
     c.inputs.decay = 0.0005;  // nodes of several segments still matter, and so do the last bits of their decays
-    std::vector<double> first;
-    for (const char* log : way.logs) {
-      SCOPED_TRACE(log);
-      setenv("LLA_EMULATED_SEGMENT_LOG", log, 1);
-      const std::vector<double> y = run_case(hopper_kernels(), c).at("y");
-      if (first.empty()) first = y;
-      EXPECT_TRUE(y == first);
+    for (const int32_t dtype : {LLA_BF16, LLA_F16}) {
+      c.inputs.dtype = c.out_dtype = dtype;
+      std::vector<double> first;
+      for (const char* log : way.logs) {
+        SCOPED_TRACE(log);
+        setenv("LLA_EMULATED_SEGMENT_LOG", log, 1);
+        const std::vector<double> y = run_case(hopper_kernels(), c).at("y");
+        if (first.empty()) first = y;
+        EXPECT_TRUE(y == first);
+      }
     }
   }
   unsetenv("LLA_EMULATED_SEGMENT_LOG");
@@ -435,6 +438,84 @@ TEST_F(HopperScalarGate, EachCut) {
     check(make_case(2, 1, 128, 64, 15, {{4096 + 300, 1000}, {64}}));
   }
   unsetenv("LLA_EMULATED_SEGMENT_LOG");
+}
+
+// In segments of 1024 rows calls have the bits of sweeps over whole sequences, and those are right.
+void check_segments(Case c) {
+  const int32_t tails = c.tail_dtype;
+  for (const int32_t dtype : {LLA_BF16, LLA_F16}) {
+    c.inputs.dtype = c.out_dtype = dtype;
+    if (tails == LLA_BF16) c.tail_dtype = dtype;
+    SCOPED_TRACE(describe(c));
+    setenv("LLA_EMULATED_SEGMENT_LOG", "30", 1);
+    const Values whole = run_case(hopper_kernels(), c), want = run_case(reference_kernels(), c);
+    EXPECT_LT(norm_error(whole.at("y"), want.at("y")), dtype == LLA_BF16 || c.node_dtype == LLA_BF16 ? 4e-3 : 6e-4);
+    setenv("LLA_EMULATED_SEGMENT_LOG", "3", 1);
+    EXPECT_TRUE(run_case(hopper_kernels(), c) == whole);
+    unsetenv("LLA_EMULATED_SEGMENT_LOG");
+  }
+}
+
+// Nodes of segments are made for two heads of a group at a time: of an odd number the last is alone. Segments that begin
+// with their sequence, in an odd or even block, or within it; sequences of one segment, or of none.
+TEST_F(HopperScalarGate, SegmentsOfOddHeads) {
+  Case c = make_case(3, 1, 128, 64, 15, {{0}, {2300, 700}, {1}, {1100, 900}, {1024}, {0}});
+  c.inputs.decay = 0.0005;
+  check_segments(c);
+  c = make_case(6, 2, 40, 72, 15, {{1400, 1700}});
+  c.shape.head_map = LLA_HEAD_MAP_CYCLIC;
+  c.inputs.pad = 8;
+  check_segments(c);
+  c = make_case(2, 2, 136, 16, 15, {{1100}});
+  c.accumulate = true;
+  check_segments(c);
+}
+
+// Factors of other types, some or all absent, or hard.
+TEST_F(HopperScalarGate, SegmentsOfOtherFactors) {
+  Case c = make_case(3, 1, 64, 32, 15, {{1200, 900}});
+  for (const int32_t dtype : {LLA_BF16, LLA_F16}) {
+    c.factor_dtype = dtype;
+    check_segments(c);
+  }
+  c.inputs.gate = false;
+  check_segments(c);
+  c.factor_dtype = LLA_F32;
+  c.inputs.write = false;
+  check_segments(c);
+  c.inputs.gate = true;
+  c.inputs.hard = 0.02;
+  check_segments(c);
+}
+
+// Raw rows of histories in the first blocks of segments, for the two heads of a pair and for one alone.
+TEST_F(HopperScalarGate, SegmentsOfHistories) {
+  for (const int64_t grain : {64, 128, 256}) {
+    Case c = make_case(3, 1, 64, 32, 15, {{1100, 128 * 13 + 77, 0}, {900, 255, 0}, {1, 99, 0}, {130, 1023, 0}});
+    c.shape.grain = grain;
+    c.inputs.decay = 0.002;
+    c.node_dtype = LLA_BF16;
+    if (grain != 128) c.tail_dtype = LLA_BF16;
+    check_segments(c);
+  }
+}
+
+// Linear layers, which are cut at multiples of 16 384 rows.
+TEST_F(HopperScalarGate, LinearSegmentsOfOddHeads) {
+  Case c = make_case(3, 1, 128, 72, 0, {{1100, 16384 - 700}, {70}});
+  c.inputs.decay = 0.005;
+  check(c);
+  c.shape.head_map = LLA_HEAD_MAP_CYCLIC;
+  c.shape.heads = 6;
+  c.shape.groups = 2;
+  c.shape.value_dim = 24;
+  c.parts = {{600, 16384 - 300}};
+  c.factor_dtype = LLA_BF16;
+  check(c);
+  c.shape = make_shape(3, 1, 64, 32, 256, 0);
+  c.parts = {{700, 16384 - 300, 0}};
+  c.inputs.decay = 0.02;
+  check_states(c);
 }
 
 // Shared memory holds the weights of all nodes that rows of the longest sequence read, its history's included.

@@ -214,6 +214,7 @@ __device__ __forceinline__ void copy_weights(const Factors<kWide>& factors, cons
 // Sums of the decays of newer nodes go on one by one from this level: the nodes of a segment know the sum of those below
 // alone, and a join of segments adds the others with the bits of a sweep over the whole sequence.
 constexpr int kSerialLevel = 3;
+static_assert(kSerialLevel <= kShortSegmentLog, "a segment knows all nodes below that level");
 
 // What a table warp knows of the nodes: lane b holds the log decay of level b.
 struct NodeDecays {
