@@ -8,8 +8,6 @@
 
 namespace lla::parts_testing {
 
-constexpr int kCuda = kCpu;
-
 // With everything that the host of a device backend knows.
 inline BatchView device_view(const Batch& batch) {
   BatchView v = batch.view();
@@ -53,16 +51,26 @@ template <class Problem>
 void check_cuda(Parts* parts, Op op, const Problem (&problem)[2], double tolerance, const std::string& what) {
   const Kernel* reference = find_kernel(reference_backend(), op, &problem[kReference]);
   Limits limits = parts->batch().limits();
-  limits.rows_per_sequence = problem[kCuda].batch.most_rows;
-  run_cuda(op, &problem[kCuda], limits);
+  limits.rows_per_sequence = problem[kTested].batch.most_rows;
+  run_cuda(op, &problem[kTested], limits);
   run(*reference, &problem[kReference], parts->batch().limits());
   parts->compare(tolerance, what);
   const auto first = parts->results();
   parts->reset_results();
   limits.rows = limits.rows * 2 + 1000;
   limits.sequences += 7;
-  run_cuda(op, &problem[kCuda], limits);
+  run_cuda(op, &problem[kTested], limits);
   ASSERT_TRUE(parts->results() == first) << what << ": bits depend on the limits";
 }
+
+// For the cases of every backend.
+struct CudaParts {
+  BatchView view(const Batch& batch) const { return device_view(batch); }
+  void run(Op op, const void* problem, const Limits& limits) const { run_cuda(op, problem, limits); }
+  template <class Problem>
+  void check(Parts* parts, Op op, const Problem (&problem)[2], double tolerance, const std::string& what) const {
+    check_cuda(parts, op, problem, tolerance, what);
+  }
+};
 
 }  // namespace lla::parts_testing

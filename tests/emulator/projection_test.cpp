@@ -20,7 +20,7 @@ TEST(CudaProjection, Projection) {
           const Types& type = kTypes[(turn++ + static_cast<size_t>(repeat)) % 4];
           Parts parts(batch);
           Projection problem[2];
-          Projection& p = problem[kCuda];
+          Projection& p = problem[kTested];
           p.inputs = inputs;
           p.outputs = outputs;
           p.batch = device_view(batch);
@@ -53,7 +53,7 @@ TEST(CudaProjection, ProjectionGradientsAlone) {
   for (int which = 0; which < 3; ++which) {
     Parts parts(batch);
     Projection problem[2];
-    Projection& p = problem[kCuda];
+    Projection& p = problem[kTested];
     p.inputs = 70;
     p.outputs = 66;
     p.batch = device_view(batch);
@@ -105,7 +105,7 @@ TEST(CudaProjection, GradientsOfManyRows) {
   for (const int64_t inputs : {9, 130}) {
     Parts parts(batch);
     Projection problem[2];
-    Projection& p = problem[kCuda];
+    Projection& p = problem[kTested];
     p.inputs = inputs;
     p.outputs = 140;
     p.batch = device_view(batch);

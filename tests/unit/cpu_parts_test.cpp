@@ -2,7 +2,7 @@
 // The CPU kernels of the parts against the reference backend, for every instruction set of this CPU: slack rows, strided
 // rows between NaN, tensors [B, T, ...], several types, and bits against other splits.
 #include "cpu/projection_tiles.h"
-#include "cpu_parts_testing.h"
+#include "parts_cases.h"
 #include "tests/unit/tiles_testing.h"
 
 namespace lla {
@@ -22,7 +22,7 @@ TEST_P(PartsTest, Projection) {
           const Types& type = kTypes[(turn++ + static_cast<size_t>(repeat)) % 4];
           Parts parts(batch);
           Projection problem[2];
-          Projection& p = problem[kCpu];
+          Projection& p = problem[kTested];
           p.inputs = inputs;
           p.outputs = outputs;
           p.batch = batch.view();
@@ -31,7 +31,7 @@ TEST_P(PartsTest, Projection) {
           p.bias = accumulate ? Matrix() : parts.in_weight(1, outputs, type.weights);
           problem[kReference] = p;
           parts.out(&p.y, &problem[kReference].y, 1, outputs, type.results, accumulate);
-          check(&parts, Op::ProjectionForward, problem, 4e-6, "projection");
+          tested().check(&parts, Op::ProjectionForward, problem, 4e-6, "projection");
 
           Parts back(batch);
           p.y = View();
@@ -42,7 +42,7 @@ TEST_P(PartsTest, Projection) {
           back.out(&p.dx, &problem[kReference].dx, 1, inputs, type.results, accumulate);
           back.out_weight(&p.dweight, &problem[kReference].dweight, outputs, inputs, type.results, accumulate);
           back.out_weight(&p.dbias, &problem[kReference].dbias, 1, outputs, type.results, accumulate);
-          check(&back, Op::ProjectionBackward, problem, 4e-6, "projection");
+          tested().check(&back, Op::ProjectionBackward, problem, 4e-6, "projection");
         }
       }
     }
@@ -55,7 +55,7 @@ TEST_P(PartsTest, ProjectionGradientsAlone) {
   for (int which = 0; which < 3; ++which) {
     Parts parts(batch);
     Projection problem[2];
-    Projection& p = problem[kCpu];
+    Projection& p = problem[kTested];
     p.inputs = 70;
     p.outputs = 66;
     p.batch = batch.view();
@@ -66,7 +66,7 @@ TEST_P(PartsTest, ProjectionGradientsAlone) {
     if (which == 0) parts.out(&p.dx, &r.dx, 1, 70, LLA_F32, false);
     if (which == 1) parts.out_weight(&p.dweight, &r.dweight, 66, 70, LLA_F32, false);
     if (which == 2) parts.out_weight(&p.dbias, &r.dbias, 1, 66, LLA_F32, false);
-    check(&parts, Op::ProjectionBackward, problem, 4e-6, "projection");
+    tested().check(&parts, Op::ProjectionBackward, problem, 4e-6, "projection");
   }
 }
 
@@ -84,15 +84,14 @@ TEST_P(PartsTest, ProjectionOfARowDoesNotDependOnTheBatch) {
     p.weight = parts.in_weight(outputs, inputs, dtype);
     View unused;
     parts.out(&p.y, &unused, 1, outputs, LLA_F32, false);
-    const Kernel* kernel = find_kernel(cpu_backend(GetParam()), Op::ProjectionForward, &p);
-    run(*kernel, &p, many.limits());
+    tested().run(Op::ProjectionForward, &p, many.limits());
     for (const int64_t row : {2, 60, 71, 72, 138}) {
       Parts alone(one);
       Projection q = p;
       q.batch = one.view();
       q.x.data = p.x.at(0, row - 2, 0);
       alone.out(&q.y, &unused, 1, outputs, LLA_F32, false);
-      run(*kernel, &q, one.limits());
+      tested().run(Op::ProjectionForward, &q, one.limits());
       ASSERT_EQ(0, std::memcmp(q.y.at(0, 2, 0), p.y.at(0, row, 0), static_cast<size_t>(outputs) * sizeof(float))) << row;
     }
   }
@@ -110,7 +109,7 @@ TEST(TiledProjection, MatchesReference) {
       for (const int32_t result : {LLA_F32, LLA_BF16}) {
         Parts parts(batch);
         Projection problem[2];
-        Projection& p = problem[kCpu];
+        Projection& p = problem[kTested];
         p.inputs = inputs;
         p.outputs = outputs;
         p.batch = batch.view();
@@ -152,385 +151,15 @@ TEST(TiledProjection, MatchesReference) {
   }
 }
 
-// ---- convolution ----
+// ---- cases of every backend ----
 
-// Conv rings of both backends: blocks of one pool, all NaN except where a test wrote.
-struct Rings {
-  std::vector<char> memory;
-  SlotMemory slots;
-
-  Rings(int64_t channels, int64_t capacity, int64_t blocks, double value) {
-    slots.conv_layout.channels = channels;
-    slots.conv_layout.capacity = capacity;
-    slots.convs.stride = slots.conv_layout.bytes();
-    memory.resize(static_cast<size_t>(slots.convs.stride * blocks));
-    slots.convs.base = memory.data();
-    for (size_t i = 0; i < memory.size() / 4; ++i) store_element(memory.data(), LLA_F32, static_cast<int64_t>(i), value);
-  }
-  Rings(const Rings& other) : memory(other.memory), slots(other.slots) { slots.convs.base = memory.data(); }
-  float* at(int32_t block, int64_t channel, int64_t ring) {
-    return reinterpret_cast<float*>(slots.conv(block, channel, ring));
-  }
-};
-
-void expect_same_rings(const Rings& a, const Rings& b, double tolerance, const std::string& what) {
-  for (size_t i = 0; i < a.memory.size() / 4; ++i) {
-    const float x = load_element<float>(a.memory.data(), LLA_F32, static_cast<int64_t>(i));
-    const float y = load_element<float>(b.memory.data(), LLA_F32, static_cast<int64_t>(i));
-    if (std::isnan(x) && std::isnan(y)) continue;
-    ASSERT_NEAR(x, y, tolerance * (1 + std::fabs(y))) << what << " " << i;
-  }
-}
-
-TEST_P(PartsTest, Convolution) {
-  const int64_t stream = 3;
-  for (Batch batch : batches()) {
-    for (size_t turn = 0; turn < 2; ++turn) {
-      for (const auto& size : {std::pair<int64_t, int64_t>{5, 1}, {70, 4}, {66, 2}, {3, 90}}) {
-        const int64_t channels = size.first, width = size.second;
-        for (const bool with_state : {false, true}) {
-          const Types& type = kTypes[(2 * turn + with_state + static_cast<size_t>(width)) % 4];
-          const bool silu = channels != 66;
-          const int64_t capacity = 2 * width + 5;
-          const int64_t blocks = static_cast<int64_t>(batch.sequences.size()) * 4;
-          std::mt19937_64 engine(5);
-          std::normal_distribution<float> normal;
-          Rings state(channels + stream + 2, capacity, blocks, kNan), gradient(state);
-          std::deque<RowsToStore> plans;
-          const auto fill_rows = [&](Rings* rings, SlotImage* image, int32_t block, int64_t rows) {
-            image->tail = block;
-            image->conv_rows = static_cast<int32_t>(rows);
-            image->conv_origin = static_cast<int32_t>(block % 7);  // rows wrap around the ring's end
-            for (int64_t back = 1; back <= rows && image->position - back >= image->start; ++back) {
-              for (int64_t c = 0; c < channels; ++c) {
-                *rings->at(block, stream + c, (image->conv_origin + capacity - back) % capacity) = normal(engine);
-              }
-            }
-          };
-          for (Sequence& s : batch.sequences) {
-            const int32_t block = static_cast<int32_t>(s.index * 4);
-            s.position = with_state ? 3 + s.index * 2 : 0;
-            s.history = s.initial_gradient = s.final_gradient = SlotImage();
-            s.conv_to_store = nullptr;
-            s.conv_to_store_count = 0;
-            if (!with_state || s.padding) continue;
-            if (s.index % 3 != 2) {  // otherwise an empty past
-              s.history.position = s.position;
-              s.history.start = s.index % 2 ? s.position - 2 : 0;
-              fill_rows(&state, &s.history, block, std::min<int64_t>(s.position, width - 1 + s.index % 2));
-            }
-            s.initial_gradient.position = s.position;
-            s.initial_gradient.start = s.history.start;
-            s.initial_gradient.tail = block + 1;
-            s.initial_gradient.conv_origin = 2;
-            s.initial_gradient.conv_rows = static_cast<int32_t>(std::min<int64_t>(s.position, width + 1));
-            if (s.index % 4 != 3) {
-              s.final_gradient.position = s.position + s.rows;
-              fill_rows(&gradient, &s.final_gradient, block + 2, std::min<int64_t>(s.position + s.rows, width - 1));
-            }
-            RowsToStore plan;  // the last W - 1 rows, from before the call too
-            plan.block = block + 3;
-            plan.ring = static_cast<int32_t>(capacity - 2);
-            plan.last = s.position + s.rows;
-            plan.first = std::max<int64_t>(0, plan.last - (width - 1) - 2);
-            plans.push_back(plan);
-            s.conv_to_store = &plans.back();
-            s.conv_to_store_count = 1;
-          }
-          const std::string what = "convolution " + std::to_string(width);
-          Parts parts(batch);
-          Convolution problem[2];
-          Convolution& p = problem[kCpu];
-          p.channels = channels;
-          p.width = width;
-          p.activation = silu ? LLA_ACTIVATION_SILU : LLA_ACTIVATION_NONE;
-          p.first_channel = stream;
-          p.batch = batch.view();
-          p.x = parts.in(1, channels, type.rows);
-          p.weight = parts.in_weight(channels, width, type.weights);
-          if (silu) p.bias = parts.in_weight(1, channels, type.weights);
-          Rings reference_state = state, reference_gradient = gradient;
-          if (with_state) p.state = state.slots;
-          Convolution& r = problem[kReference] = p;
-          if (with_state) r.state = reference_state.slots;
-          parts.out(&p.y, &r.y, 1, channels, type.results, false);
-          check(&parts, Op::ConvolutionForward, problem, 3e-6, what);
-          expect_same_rings(state, reference_state, 0, what);
-
-          Parts back(batch);
-          p.y = View();
-          p.x = back.in(1, channels, type.rows);
-          p.weight = back.in_weight(channels, width, type.weights);
-          if (silu) p.bias = back.in_weight(1, channels, type.weights);
-          p.dy = back.in(1, channels, type.rows);
-          p.gradient = with_state ? gradient.slots : SlotMemory();
-          r = p;
-          r.state = with_state ? reference_state.slots : SlotMemory();
-          r.gradient = with_state ? reference_gradient.slots : SlotMemory();
-          back.out(&p.dx, &r.dx, 1, channels, type.results, with_state);
-          back.out_weight(&p.dweight, &r.dweight, channels, width, type.results, with_state);
-          if (silu) back.out_weight(&p.dbias, &r.dbias, 1, channels, type.results, with_state);
-          check(&back, Op::ConvolutionBackward, problem, 6e-6, what);
-          expect_same_rings(gradient, reference_gradient, 2e-5, what + " gradient ring");
-        }
-      }
-    }
-  }
-}
-
-// ---- gates ----
-
-// Probe S12.
-TEST_P(PartsTest, Gates) {
-  for (const Batch& batch : batches()) {
-    for (const Types& type : kTypes) {
-      for (const bool by_heads : {false, true}) {
-        for (int form = 0; form < 4; ++form) {
-          const int64_t heads = 7, levels = form == 3 ? 1 : 12;
-          const int32_t write_forms[] = {LLA_WRITE_STEP, LLA_WRITE_SIGMOID, LLA_WRITE_TWO_SIGMOID, LLA_WRITE_READY};
-          const int32_t lambda_forms[] = {LLA_LAMBDA_SOFTPLUS, LLA_LAMBDA_BOUNDED, LLA_LAMBDA_PRODUCT, LLA_LAMBDA_READY};
-          Gates problem[2];
-          Gates& p = problem[kCpu];
-          p.heads = heads;
-          p.levels = levels;
-          p.gate_form = form == 3 ? LLA_GATE_LOG : LLA_GATE_SOFTPLUS;
-          p.write_form = write_forms[form];
-          p.lambda_form = lambda_forms[form];
-          if (form == 1) p.dt_min = 0.3, p.dt_max = 1.5;
-          if (form != 1) p.lambda_scale = 1.75;
-          p.batch = batch.view();
-          const auto inputs = [&](Parts* parts) {
-            p.gate = parts->in(heads, 1, type.rows, 2, by_heads);
-            p.write = form == 0 ? View() : parts->in(heads, 1, type.rows, 3, by_heads);
-            p.lambda = parts->in(heads, levels, type.rows, 2, by_heads);
-            if (form != 3) {
-              p.dt_bias = parts->in_weight(1, heads, type.weights);
-              p.a_log = parts->in_weight(1, heads, type.weights);
-              p.lambda_weight = parts->in_weight(heads, levels, type.weights);
-            }
-          };
-          Parts parts(batch);
-          inputs(&parts);
-          Gates& r = problem[kReference] = p;
-          parts.out(&p.gate_out, &r.gate_out, heads, 1, type.results, false, by_heads);
-          parts.out(&p.write_out, &r.write_out, heads, 1, type.results, false, by_heads);
-          parts.out(&p.lambda_out, &r.lambda_out, heads, levels, type.results, false, by_heads);
-          const std::string what = "gates " + std::to_string(form);
-          check(&parts, Op::GatesForward, problem, 2e-6, what);
-
-          Parts back(batch);
-          inputs(&back);
-          p.gate_out = p.write_out = p.lambda_out = View();
-          p.dgate_out = form == 2 ? View() : back.in(heads, 1, type.rows, 1, by_heads);
-          p.dwrite_out = form == 1 ? View() : back.in(heads, 1, type.rows, 1, by_heads);
-          p.dlambda_out = form == 3 ? View() : back.in(heads, levels, type.rows, 1, by_heads);
-          r = p;
-          back.out(&p.dgate, &r.dgate, heads, 1, type.results, by_heads, by_heads);
-          if (form != 0) back.out(&p.dwrite, &r.dwrite, heads, 1, type.results, by_heads, by_heads);
-          back.out(&p.dlambda, &r.dlambda, heads, levels, type.results, by_heads, by_heads);
-          if (form != 3) {
-            back.out_weight(&p.ddt_bias, &r.ddt_bias, 1, heads, type.results, by_heads);
-            back.out_weight(&p.da_log, &r.da_log, 1, heads, type.results, by_heads);
-            back.out_weight(&p.dlambda_weight, &r.dlambda_weight, heads, levels, type.results, by_heads);
-          }
-          check(&back, Op::GatesBackward, problem, 4e-6, what);
-        }
-      }
-    }
-  }
-}
-
-// A raw gate of any size gives an exact gate, a clamped one no gradient, and a gradient of 0 meets anything.
-TEST_P(PartsTest, GatesAtTheirEnds) {
-  const Batch batch = packed({4});
-  Gates p;
-  p.heads = 1;
-  p.levels = 1;
-  p.gate_form = LLA_GATE_SOFTPLUS;
-  p.write_form = LLA_WRITE_SIGMOID;
-  p.lambda_form = LLA_LAMBDA_SOFTPLUS;
-  p.dt_max = 50;
-  p.batch = batch.view();
-  const float inf = std::numeric_limits<float>::infinity();
-  float raw[9] = {0, 0, -inf, -200, 100, inf, 0, 0, 0}, write[9] = {0, 0, -inf, -200, 100, inf, 0, 0, 0};
-  float lambda[9] = {0, 0, NAN, NAN, NAN, NAN, 0, 0, 0}, weight = 1, zeros[9] = {}, ones[9];
-  float gate_out[9], write_out[9], dgate[9], dwrite[9], dlambda[9], dlambda_weight = 7;
-  std::fill(ones, ones + 9, 1.0f);
-  const auto view = [](float* data) {
-    View v;
-    v.data = data;
-    v.row_stride = v.head_stride = 1;
-    return v;
-  };
-  p.gate = view(raw);
-  p.write = view(write);
-  p.lambda = view(lambda);
-  p.lambda_weight.data = &weight;
-  p.lambda_weight.row_stride = 1;
-  p.gate_out = view(gate_out);
-  p.write_out = view(write_out);
-  run(*find_kernel(cpu_backend(GetParam()), Op::GatesForward, &p), &p, batch.limits());
-  const float want_gate[] = {0, 0, -50, -50}, want_write[] = {0, 0, 1, 1};
-  for (int i = 0; i < 4; ++i) {
-    EXPECT_EQ(gate_out[2 + i], want_gate[i]);
-    EXPECT_EQ(write_out[2 + i], want_write[i]);
-  }
-  p.dgate_out = p.dwrite_out = view(ones);
-  p.dlambda_out = view(zeros);
-  p.dgate = view(dgate);
-  p.dwrite = view(dwrite);
-  p.dlambda = view(dlambda);
-  p.dlambda_weight.data = &dlambda_weight;
-  p.dlambda_weight.row_stride = 1;
-  run(*find_kernel(cpu_backend(GetParam()), Op::GatesBackward, &p), &p, batch.limits());
-  for (int i = 0; i < 4; ++i) {
-    EXPECT_EQ(dgate[2 + i], 0);
-    EXPECT_EQ(dwrite[2 + i], 0);
-    EXPECT_EQ(dlambda[2 + i], 0);
-  }
-  EXPECT_EQ(dlambda_weight, 0);
-}
-
-// ---- norms ----
-
-TEST_P(PartsTest, L2Norm) {
-  for (const Batch& batch : batches()) {
-    for (const Types& type : kTypes) {
-      for (const auto& [heads, dim] : {std::pair<int64_t, int64_t>{1, 1}, {3, 17}, {4, 128}}) {
-        for (const bool by_heads : {false, true}) {
-          Parts parts(batch);
-          L2Norm problem[2];
-          L2Norm& p = problem[kCpu];
-          p.heads = heads;
-          p.dim = dim;
-          p.scale = 0.125;
-          p.batch = batch.view();
-          p.x = parts.in(heads, dim, type.rows, 1, by_heads);
-          L2Norm& r = problem[kReference] = p;
-          parts.out(&p.y, &r.y, heads, dim, type.results, false, by_heads);
-          check(&parts, Op::L2NormForward, problem, 1e-6, "l2");
-          Parts back(batch);
-          p.y = View();
-          p.epsilon = dim == 1 ? 0.5 : 1e-6;  // of one element without it nothing but rounding is left
-          p.x = back.in(heads, dim, type.rows, 1, by_heads);
-          p.dy = back.in(heads, dim, type.rows, 1, by_heads);
-          r = p;
-          back.out(&p.dx, &r.dx, heads, dim, type.results, by_heads, by_heads);
-          check(&back, Op::L2NormBackward, problem, 3e-6, "l2");
-        }
-      }
-    }
-  }
-}
-
-TEST_P(PartsTest, GatedNorm) {
-  for (const Batch& batch : batches()) {
-    for (int form : {LLA_NORM_NONE, LLA_NORM_GATE_FIRST, LLA_NORM_NORM_FIRST}) {
-      for (int variant = 0; variant < 8; ++variant) {
-        const Types& type = kTypes[variant % 4];
-        const bool with_skip = variant & 1, with_z = variant & 2, shared = variant & 4;
-        const int64_t heads = 4, value_dim = 19, width = heads * value_dim;
-        Parts parts(batch);
-        GatedNorm problem[2];
-        GatedNorm& p = problem[kCpu];
-        p.form = form;
-        p.width = width;
-        p.heads = heads;
-        p.value_dim = value_dim;
-        p.group = shared ? value_dim : width;
-        p.weight_per_group = shared;
-        p.skip_per_channel = with_z;
-        p.batch = batch.view();
-        const auto inputs = [&](Parts* from) {
-          p.x = from->in(heads, value_dim, type.rows, 1, shared);
-          if (with_skip) p.skip = from->in(heads, value_dim, type.rows, 1, !shared);
-          if (with_skip && variant != 7) p.d = from->in_weight(1, p.skip_per_channel ? width : heads, type.weights);
-          if (with_z) p.z = from->in(1, width, type.rows);
-          if (form != LLA_NORM_NONE) p.weight = from->in_weight(1, shared ? p.group : width, type.weights);
-        };
-        inputs(&parts);
-        GatedNorm& r = problem[kReference] = p;
-        parts.out(&p.y, &r.y, heads, value_dim, type.results, false, !shared);
-        const std::string what = "gated norm " + std::to_string(form) + " " + std::to_string(variant);
-        check(&parts, Op::GatedNormForward, problem, 2e-6, what);
-        Parts back(batch);
-        inputs(&back);
-        p.y = View();
-        p.dy = back.in(heads, value_dim, type.rows, 1, shared);
-        r = p;
-        back.out(&p.dx, &r.dx, heads, value_dim, type.results, shared, shared);
-        if (with_skip) back.out(&p.dskip, &r.dskip, heads, value_dim, type.results, shared, shared);
-        if (with_z) back.out(&p.dz, &r.dz, 1, width, type.results, shared);
-        if (p.d.present()) back.out_weight(&p.dd, &r.dd, 1, p.skip_per_channel ? width : heads, type.results, shared);
-        if (form != LLA_NORM_NONE) {
-          back.out_weight(&p.dweight, &r.dweight, 1, shared ? p.group : width, type.results, shared);
-        }
-        check(&back, Op::GatedNormBackward, problem, 6e-6, what);
-      }
-    }
-  }
-}
-
-// ---- rows ----
-
-TEST_P(PartsTest, RowsFillCopies) {
-  for (const Batch& batch : batches()) {
-    for (const Types& type : kTypes) {
-      for (const bool accumulate : {false, true}) {
-        for (const bool by_heads : {false, true}) {
-          Batch without_slack = batch;
-          without_slack.slack.clear();
-          Parts parts(without_slack);
-          RowsFill problem[2];
-          RowsFill& p = problem[kCpu];
-          p.heads = 3;
-          p.dim = 13;
-          p.copy = true;
-          p.batch = without_slack.view();
-          p.x = parts.in(3, 13, type.rows, 1, by_heads);
-          RowsFill& r = problem[kReference] = p;
-          parts.out(&p.y, &r.y, 3, 13, type.results, accumulate, !by_heads);
-          check(&parts, Op::RowsFill, problem, 1e-7, "rows");
-        }
-      }
-    }
-  }
-}
-
-TEST_P(PartsTest, RowsFillClearsSlack) {
-  for (const Batch& batch : batches()) {
-    for (const int32_t dtype : {LLA_F32, LLA_BF16}) {
-      for (const bool by_heads : {false, true}) {
-        RowsFill p;
-        p.heads = 3;
-        p.dim = 5;
-        p.batch = batch.view();
-        p.y.dtype = dtype;
-        p.y.head_stride = by_heads ? 6 : 5;
-        p.y.row_stride = 20;
-        p.y.sequence_stride = batch.per_sequence ? 7 : 0;
-        std::vector<char> bytes(static_cast<size_t>((batch.total_rows * 20 + 2000) * 4), 1);
-        p.y.data = bytes.data();
-        run(*find_kernel(cpu_backend(GetParam()), Op::RowsFill, &p), &p, batch.limits());
-        std::vector<char> want(bytes.size(), 1);
-        for (const RowRange& range : batch.slack) {
-          for (int64_t row = range.begin; row < range.end; ++row) {
-            for (int64_t h = 0; h < 3; ++h) {
-              View y = p.y;
-              y.data = want.data();
-              std::memset(y.at(batch.owner(row), row, h), 0, static_cast<size_t>(5 * dtype_size(dtype)));
-            }
-          }
-        }
-        EXPECT_TRUE(bytes == want);
-        std::fill(bytes.begin(), bytes.end(), static_cast<char>(1));
-        p.y.accumulate = true;  // adding zero changes nothing
-        run(*find_kernel(cpu_backend(GetParam()), Op::RowsFill, &p), &p, batch.limits());
-        EXPECT_TRUE(bytes == std::vector<char>(bytes.size(), 1));
-      }
-    }
-  }
-}
+TEST_P(PartsTest, Convolution) { check_convolution(tested()); }
+TEST_P(PartsTest, Gates) { check_gates(tested()); }
+TEST_P(PartsTest, GatesAtTheirEnds) { check_gates_at_their_ends(tested()); }
+TEST_P(PartsTest, L2Norm) { check_l2_norm(tested()); }
+TEST_P(PartsTest, GatedNorm) { check_gated_norm(tested()); }
+TEST_P(PartsTest, RowsFillCopies) { check_rows_fill_copies(tested()); }
+TEST_P(PartsTest, RowsFillClearsSlack) { check_rows_fill_clears_slack(tested()); }
 
 // ---- table ----
 

@@ -21,7 +21,7 @@
 namespace lla::parts_testing {
 
 inline const double kNan = std::numeric_limits<double>::quiet_NaN();
-constexpr int kCpu = 0, kReference = 1;
+constexpr int kTested = 0, kReference = 1;
 
 inline std::vector<int32_t> instruction_sets() {
   std::vector<int32_t> sets = {LLA_ISA_BASELINE};
@@ -294,32 +294,44 @@ inline void run(const Kernel& kernel, const void* problem, const Limits& limits,
   }
 }
 
-class PartsTest : public testing::TestWithParam<int32_t> {
- protected:
-  // Runs the CPU's first kernel and the reference's, compares, and runs the tasks in reverse: same bits.
+// Kernels of one of the CPU's instruction sets.
+struct CpuParts {
+  int32_t isa;
+
+  BatchView view(const Batch& batch) const { return batch.view(); }
+  const Kernel* kernel(Op op, const void* problem) const { return find_kernel(cpu_backend(isa), op, problem); }
+  void run(Op op, const void* problem, const Limits& limits) const {
+    parts_testing::run(*kernel(op, problem), problem, limits);
+  }
+  // Runs the first kernel and the reference's, compares, and runs the tasks in reverse: same bits.
   template <class Problem>
-  void check(Parts* parts, Op op, const Problem (&problem)[2], double tolerance, const std::string& what) {
-    const Kernel* cpu = find_kernel(cpu_backend(GetParam()), op, &problem[kCpu]);
+  void check(Parts* parts, Op op, const Problem (&problem)[2], double tolerance, const std::string& what) const {
+    const Kernel* cpu = kernel(op, &problem[kTested]);
     const Kernel* reference = find_kernel(reference_backend(), op, &problem[kReference]);
     ASSERT_TRUE(cpu && reference);
     const std::string name = cpu->name;
-    ASSERT_EQ(name.substr(name.rfind('.') + 1), isa_name(GetParam())) << name;
+    ASSERT_EQ(name.substr(name.rfind('.') + 1), isa_name(isa)) << name;
     const Limits limits = parts->batch().limits();
-    run(*cpu, &problem[kCpu], limits);
-    run(*reference, &problem[kReference], limits);
+    parts_testing::run(*cpu, &problem[kTested], limits);
+    parts_testing::run(*reference, &problem[kReference], limits);
     parts->compare(tolerance, what + " " + name);
     const auto first = parts->results();
     parts->reset_results();
-    run(*cpu, &problem[kCpu], limits, Order::Backward);
+    parts_testing::run(*cpu, &problem[kTested], limits, Order::Backward);
     ASSERT_TRUE(parts->results() == first) << name << ": bits depend on the order of tasks";
   }
+};
+
+class PartsTest : public testing::TestWithParam<int32_t> {
+ protected:
+  CpuParts tested() const { return {GetParam()}; }
 };
 
 struct Types {
   int32_t rows, weights, results;
 };
 // One after the other through the cases of a test.
-const Types kTypes[] = {{LLA_F32, LLA_F32, LLA_F32}, {LLA_BF16, LLA_BF16, LLA_F32}, {LLA_F16, LLA_F32, LLA_BF16},
-                        {LLA_F32, LLA_F16, LLA_F16}};
+const Types kTypes[] = {
+    {LLA_F32, LLA_F32, LLA_F32}, {LLA_BF16, LLA_BF16, LLA_F32}, {LLA_F16, LLA_F32, LLA_BF16}, {LLA_F32, LLA_F16, LLA_F16}};
 
 }  // namespace lla::parts_testing
