@@ -504,7 +504,11 @@ TEST_F(HopperScalarGate, SegmentsOfHistories) {
 TEST_F(HopperScalarGate, LinearSegmentsOfOddHeads) {
   Case c = make_case(3, 1, 128, 72, 0, {{1100, 16384 - 700}, {70}});
   c.inputs.decay = 0.005;
+  c.inputs.write_size = 0.01;  // another unit than 1
+  c.shape.scale = 12.5;
   check(c);
+  c.inputs.write_size = 1;
+  c.shape.scale = 0.125;
   c.shape.head_map = LLA_HEAD_MAP_CYCLIC;
   c.shape.heads = 6;
   c.shape.groups = 2;
