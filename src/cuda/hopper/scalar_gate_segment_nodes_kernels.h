@@ -21,7 +21,7 @@ namespace lla::cuda::hopper {
 
 namespace {
 
-constexpr int kMostSegmentLog = 8;  // levels of nodes that are merged
+constexpr int kMostSegmentLog = 8;  // levels of nodes that are merged; PairLayout::fit() says how many have room
 constexpr int kMostPieces = 8;      // of 64 rows, under way
 constexpr int kFactorWarps = 3;     // of a head
 constexpr int kPairRegisters[4] = {88, 88, 168, 168};
@@ -36,7 +36,7 @@ struct SegmentTables {
 
 struct PairShared {
   SegmentTables tables[kPair][2];
-  struct {
+  struct Halves {
     float total[2], most[2];  // of 64 rows each: log decay; fp16: the largest write strength
   } halves[kPair][2];
   Barrier full[kMostPieces], free[kMostPieces];
@@ -222,7 +222,7 @@ __device__ __forceinline__ void make_row_factors(const SweepParameters& in, int6
                  : row.live[i]           ? 1.0f
                                          : 0.0f;
     }
-    auto& of_halves = rest->halves[head][turn.index];
+    PairShared::Halves& of_halves = rest->halves[head][turn.index];
     if constexpr (kUnits) {
       const float most = warp_max(fmaxf(fmaxf(fabsf(write[0]), fabsf(write[1])), ahead.write.present() ? 0.0f : 1.0f));
       if (lane == 0) of_halves.most[half] = most;
@@ -279,7 +279,7 @@ __device__ __forceinline__ void make_node_factors(const SweepParameters& in, int
       float newer = 0, of_all;
       if constexpr (!kLinear) newer = decays_of_newer(nodes, lane, &of_all);
       const int of_node = kUnits ? exponent_above(nodes.weight) : 0;
-      const auto& of_halves = rest->halves[head][turn.index];
+      const PairShared::Halves& of_halves = rest->halves[head][turn.index];
       sync_some(2 + head, 32 * kFactorWarps);
       const float block_total = of_halves.total[0] + of_halves.total[1];
       int fold = 0;

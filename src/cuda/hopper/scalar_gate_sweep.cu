@@ -12,7 +12,7 @@ namespace lla::cuda::hopper {
 namespace {
 
 constexpr int kLinearSegmentLog = 7;  // always the same: a linear state's bits depend on where segments end
-// Log-linear: nodes have the same bits however sequences are cut. Shorter segments fill the device with few sequences.
+// Log-linear, the longest: nodes have the same bits however sequences are cut.
 constexpr int kSegmentLog = 5;
 constexpr int kMostSlots = 7;                         // levels of nodes that shared memory can hold
 constexpr int64_t kShortScratch = int64_t{48} << 20;  // that shorter segments may take
