@@ -154,6 +154,7 @@ TEST(TiledProjection, MatchesReference) {
 // ---- cases of every backend ----
 
 TEST_P(PartsTest, Convolution) { check_convolution(tested()); }
+// Probe S12.
 TEST_P(PartsTest, Gates) { check_gates(tested()); }
 TEST_P(PartsTest, GatesAtTheirEnds) { check_gates_at_their_ends(tested()); }
 TEST_P(PartsTest, L2Norm) { check_l2_norm(tested()); }

@@ -136,7 +136,6 @@ void check_convolution(const Tested& tested) {
 
 // ---- gates ----
 
-// Probe S12.
 template <class Tested>
 void check_gates(const Tested& tested) {
   for (const Batch& batch : batches()) {
