@@ -84,13 +84,18 @@ std::string svg_plot(const Plot& plot) {
   out += escaped(plot.title) + "</text>\n";
 
   const double x_step = plot.log2_x ? std::max(1.0, std::ceil((x1 - x0) / 12)) : nice_step(x1 - x0, 8);
-  for (double x = std::ceil(x0 / x_step - 1e-9) * x_step; x <= x1 + 1e-9; x += x_step) {
+  const double x_first = std::ceil(x0 / x_step - 1e-9) * x_step;
+  for (int i = 0;; ++i) {
+    const double x = x_first + i * x_step;
+    if (!(x <= x1 + 1e-9)) break;
     append(&out, "<line x1=\"%.1f\" y1=\"%g\" x2=\"%.1f\" y2=\"%g\" stroke=\"#ddd\"/>\n", px(x), kTop, px(x),
            kHeight - kBottom);
     append(&out, "<text x=\"%.1f\" y=\"%g\" text-anchor=\"middle\">%g</text>\n", px(x), kHeight - kBottom + 18,
            plot.log2_x ? std::exp2(x) : x);
   }
-  for (double y = y0; y <= y1 + y_step / 2; y += y_step) {
+  for (int i = 0;; ++i) {
+    const double y = y0 + i * y_step;
+    if (!(y <= y1 + y_step / 2)) break;
     append(&out, "<line x1=\"%g\" y1=\"%.1f\" x2=\"%g\" y2=\"%.1f\" stroke=\"#ddd\"/>\n", kLeft, py(y), kWidth - kRight,
            py(y));
     append(&out, "<text x=\"%g\" y=\"%.1f\" text-anchor=\"end\">%.4g</text>\n", kLeft - 8, py(y) + 4.5,

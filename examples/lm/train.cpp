@@ -119,7 +119,7 @@ class Progress {
     constexpr int kWidth = 24;
     const double done = steps > 0 ? static_cast<double>(step) / static_cast<double>(steps) : 0;
     char bar[kWidth + 1];
-    for (int i = 0; i < kWidth; ++i) bar[i] = i < static_cast<int>(done * kWidth + 0.5) ? '#' : '.';
+    for (int i = 0; i < kWidth; ++i) bar[i] = i < std::lround(done * kWidth) ? '#' : '.';
     bar[kWidth] = 0;
     std::printf("\r[%s] step %lld/%lld  loss %.3f  lr %.1e  %.0f tokens/s ", bar, static_cast<long long>(step),
                 static_cast<long long>(steps), loss, rate, tokens_per_second);
