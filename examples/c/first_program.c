@@ -75,8 +75,9 @@ int main(void) {
   for (t = 0; t < TOTAL; ++t) {
     for (h = 0; h < HEADS; ++h) {
       for (i = 0; i < VALUE; ++i) {
-        largest = fmax(largest, fabs(at_once[t][h][i]));
-        difference = fmax(difference, fabs(at_once[t][h][i] - streamed[t][h][i]));
+        const double output = fabs(at_once[t][h][i]), apart = fabs(at_once[t][h][i] - streamed[t][h][i]);
+        if (output > largest) largest = output;
+        if (apart > difference) difference = apart;
       }
     }
   }
