@@ -129,8 +129,10 @@ int main(void) {
   memcpy(together[1], y[1][2], sizeof together[1]);
   for (twin = 4; twin < 6; ++twin) { /* the same tokens alone and in one piece, in slots 4 and 5 */
     step(1, &twin, &total[twin - 4]);
-    for (i = 0; i < HEADS * DIM; ++i)
-      difference = fmax(difference, fabs((&y[1][total[twin - 4] - 1][0][0])[i] - (&together[twin - 4][0][0])[i]));
+    for (i = 0; i < HEADS * DIM; ++i) {
+      const double apart = fabs((&y[1][total[twin - 4] - 1][0][0])[i] - (&together[twin - 4][0][0])[i]);
+      if (apart > difference) difference = apart;
+    }
   }
   printf("served together against alone: %.1e, idle rows sum to %g\n", difference, (double)idle);
   lla_state_release(state);
