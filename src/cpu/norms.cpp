@@ -306,6 +306,7 @@ struct NormBackwardDriver {
   }
 
   static void reduce(const Simd& simd, const GatedNorm& p, const Scratch& scratch) {
+    LLA_CONTRACT(scratch.shared);
     const Sums total = sums_of(p, scratch, 0);
     const int64_t count = tasks(&p, 0);
     if (count == 0) {

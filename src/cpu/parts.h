@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/checked.h"
+#include "core/contract.h"
 #include "cpu/simd.h"
 #include "lla/context.h"
 #include "plugin/backend.h"
@@ -123,6 +124,7 @@ inline void store_weight(const Simd& simd, const Matrix& matrix, int64_t i, int6
 }
 
 inline void fill(float* out, int64_t count, float value) {
+  LLA_CONTRACT(out || count <= 0);
   for (int64_t i = 0; i < count; ++i) out[i] = value;
 }
 

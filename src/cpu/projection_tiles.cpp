@@ -41,6 +41,7 @@ void pack_rows(const Simd& simd, const Projection& p, const Arrays& a, int64_t b
 void multiply_rows(const Simd& simd, const Tiles& tiles, const Projection& p, const Arrays& a, int64_t task,
                    const float* packed) {
   const int64_t numbers = live_numbers(p.batch), blocks = ceil_div(numbers, kRows), words = p.inputs / 2;
+  LLA_CONTRACT(blocks > 0);  // no rows: no task
   const int64_t begin = task % blocks * kRows, end = least(numbers, begin + kRows);
   const int64_t first = task / blocks * kOutputs, outputs = least(kOutputs, p.outputs - first);
   const int64_t columns = padded(end - begin), whole = outputs / kTileRows * kTileRows;

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/contract.h"
+
 namespace lla::cpu::scalar_gate {
 
 namespace {
@@ -177,6 +179,7 @@ void first_keys(const Factors& f, int64_t grain, int64_t t, const float* write) 
 
 void next_keys(const Factors& f, int64_t grain, int64_t t, const float* write) {
   // From t - 1 to t the buckets of the trailing ones merge into one; older ones stay.
+  LLA_CONTRACT(t > 0);
   const int level = std::countr_zero(static_cast<uint64_t>(t)) + 1;
   copy_keys(f, grain, level, t - (int64_t{1} << (level - 1)), t, write);
   f.key[t] = write ? write[t] : 1;

@@ -3,6 +3,7 @@
 // in blocks of kDotDepth and adds the lanes up in pairs, outer_product adds one product after the other.
 #include <cstdint>
 
+#include "core/contract.h"
 #include "cpu/simd.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -541,6 +542,7 @@ enum class Layout { Plain, Transposed };  // of b: [k][n], [n][k]
 LLA_ONCE void outer_any(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
                         int64_t ldb, Layout layout, float* c, int64_t ldc, const Start& start, const float* scale) {
   if (m <= 0 || n <= 0) return;
+  LLA_CONTRACT(c);
   if (k <= 0) return only_start(m, n, c, ldc, scale ? Start{c, 1} : start);
   const D d;
   const bool transposed = layout == Layout::Transposed;

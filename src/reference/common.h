@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/checked.h"
+#include "core/contract.h"
 #include "plugin/backend.h"
 
 namespace lla::reference {
@@ -126,6 +127,7 @@ inline int64_t row_blocks(const BatchView& batch) { return batch.count * blocks_
 // Block `index` of row_blocks(); empty where a sequence is shorter, or padding.
 inline RowBlock row_block(const BatchView& batch, int64_t index) {
   const int64_t blocks = blocks_per_sequence(batch);
+  LLA_CONTRACT(blocks > 0);  // no rows: no block
   const Sequence& sequence = batch.sequences[index / blocks];
   const int64_t first = (index % blocks) * kRowsPerTask;
   RowBlock block;

@@ -40,6 +40,7 @@ struct Workspace {
   }
   // The set of nodes before the c-th chunk of the call.
   Nodes before(int64_t c) const {
+    LLA_CONTRACT(nodes.content && nodes.log_decay);
     Nodes set = nodes;
     set.content += c * nodes.count() * nodes.size;
     set.log_decay += c * nodes.count();
