@@ -63,6 +63,18 @@ void gather_view(const Simd& simd, const View& view, const Sequence& s, int64_t 
   for (int64_t i = 0; i < rows; ++i) simd.widen(out + i * dim, view.at(s.index, row + i, head), view.dtype, dim);
 }
 
+bool is_run(const View& view, int64_t rows, int64_t dim) {
+  return view.dtype == LLA_F32 && (view.row_stride == dim || rows == 1);
+}
+
+const float* rows_of(const Simd& simd, const View& view, const Sequence& s, int64_t row, int64_t rows, int64_t head,
+                     int64_t dim, float* buffer) {
+  if (is_run(view, rows, dim)) return static_cast<const float*>(view.at(s.index, row, head));
+  if (!buffer) return nullptr;
+  gather_view(simd, view, s, row, rows, head, dim, buffer);
+  return buffer;
+}
+
 void prefetch_view(const View& view, const Sequence& s, int64_t row, int64_t rows, int64_t head, int64_t dim) {
   if (!view.present() || view.row_stride == dim) return;
   const int64_t first = std::max(row, s.row_begin), last = std::min(row + rows, s.row_begin + s.rows);

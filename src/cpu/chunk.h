@@ -60,6 +60,11 @@ inline RowRange rows_of_call(const Sequence& s, int64_t grain, int64_t index) {
 // Rows [row, row + rows) of the row axis, `dim` elements of `head` each, as floats.
 void gather_view(const Simd& simd, const View& view, const Sequence& s, int64_t row, int64_t rows, int64_t head, int64_t dim,
                  float* out);
+// Whether `rows` rows of a head lie as one run of floats.
+bool is_run(const View& view, int64_t rows, int64_t dim);
+// Rows of a head as floats, in place or in the buffer; without a buffer they are not wanted.
+const float* rows_of(const Simd& simd, const View& view, const Sequence& s, int64_t row, int64_t rows, int64_t head,
+                     int64_t dim, float* buffer);
 // Asks for rows that a later chunk gathers. Rows of one head lie too far apart for the CPU to see them coming.
 void prefetch_view(const View& view, const Sequence& s, int64_t row, int64_t rows, int64_t head, int64_t dim);
 // One scalar per row and head; `absent` if the view is not present.

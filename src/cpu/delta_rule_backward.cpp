@@ -158,9 +158,8 @@ struct HeadBackward {
     } else if (fold) {
       finish_keys(head->simd, shape, &piece);
     }
-    gather_view(head->simd, problem->dy, head->sequence, row, piece.m, head->head, shape.value_dim, scratch->dy);
     DeltaPieceGradient& gradient = scratch->piece;
-    gradient.dy = scratch->dy;
+    gradient.dy = rows_of(head->simd, problem->dy, head->sequence, row, piece.m, head->head, shape.value_dim, scratch->dy);
     gradient.dkb = gradient.da + piece.m * shape.key_dim;
     pass_nodes_backward(head->simd, shape, piece, index, fold, head->nodes, record, scratch->nodes, &scratch->gradients,
                         &gradient);

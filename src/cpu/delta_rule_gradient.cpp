@@ -14,6 +14,12 @@ int64_t ring_of(const SlotMemory& memory, const SlotImage& image, int64_t row_in
   return (image.tail_origin + row_in_chunk) % memory.tail_layout.capacity;
 }
 
+// Where a row of floats can be put at once; null: it is converted, or added to what is there.
+float* in_place(const View& view, const Sequence& s, int64_t row, int64_t head) {
+  const bool plain = view.present() && view.dtype == LLA_F32 && !view.accumulate;
+  return plain ? static_cast<float*>(view.at(s.index, row, head)) : nullptr;
+}
+
 void write(const Simd& simd, const View& view, const Sequence& s, int64_t row, int64_t head, const float* in, int64_t n) {
   if (!view.present()) return;
   void* out = view.at(s.index, row, head);
@@ -104,6 +110,11 @@ void write_piece_gradient(const DeltaHead& head, const MixerBackward& problem, c
     const int64_t local = begin + r;
     if (local < held) continue;
     float *dk_row = gradient->dk + r * dk, *dv_row = gradient->du + r * dv;
+    const bool of_call = local >= chunk.lo;
+    const int64_t absolute = chunk.row + local - chunk.lo;
+    // The gradient of v is that of U times the write gate.
+    float* const placed = of_call && !with_final ? in_place(problem.dv, s, absolute, head.head) : nullptr;
+    simd.scale(placed ? placed : dv_row, dv_row, head.piece.write[r], dv);
     if (with_final && chunk.index * mixer.grain + local >= s.final_gradient.start) {  // earlier ones were never written
       add_final_row(head, problem, local, row, out.first_of_group ? dk_row : nullptr, dv_row, gradient->dgate + r,
                     gradient->dwrite + r);
@@ -116,27 +127,24 @@ void write_piece_gradient(const DeltaHead& head, const MixerBackward& problem, c
         std::copy(dk_row, dk_row + dk, to);
       }
     }
-    if (local < chunk.lo) {
+    if (!of_call) {
       if (!wants_initial(s)) continue;
       if (!out.dk) write_initial_k(simd, problem.gradient, s.initial_gradient, group, local, dk_row);
       write_initial_row(head, problem.gradient, local, dv_row, gradient->dgate[r], gradient->dwrite[r]);
       continue;
     }
-    const int64_t i = local - chunk.lo, absolute = chunk.row + i, query = r - head.piece.lo();
-    float* dq_row = gradient->da + query * dk;
-    simd.scale(dq_row, dq_row, static_cast<float>(mixer.scale), dk);
-    if (out.dq) {
-      float* to = out.dq + (from_start + r) * dk;
-      if (out.add) {
-        simd.add_scaled(to, dq_row, 1, dk);
-      } else {
-        std::copy(dq_row, dq_row + dk, to);
-      }
+    const int64_t query = r - head.piece.lo();
+    float *const dq_row = gradient->da + query * dk, *const part = out.dq ? out.dq + (from_start + r) * dk : nullptr;
+    float* const placed_q = part ? part : in_place(problem.dq, s, absolute, group);
+    const auto scale = static_cast<float>(mixer.scale);
+    if (part && out.add) {
+      simd.add_scaled(part, dq_row, scale, dk);
     } else {
-      write(simd, problem.dq, s, absolute, group, dq_row, dk);
-      write(simd, problem.dk, s, absolute, group, dk_row, dk);
+      simd.scale(placed_q ? placed_q : dq_row, dq_row, scale, dk);
     }
-    write(simd, problem.dv, s, absolute, head.head, dv_row, dv);
+    if (!placed_q) write(simd, problem.dq, s, absolute, group, dq_row, dk);
+    if (!part) write(simd, problem.dk, s, absolute, group, dk_row, dk);
+    if (!placed) write(simd, problem.dv, s, absolute, head.head, dv_row, dv);
     write(simd, problem.dgate, s, absolute, head.head, gradient->dgate + r, 1);
     write(simd, problem.dwrite, s, absolute, head.head, gradient->dwrite + r, 1);
     write(simd, problem.dlambda, s, absolute, head.head, gradient->dlambda + query * mixer.levels, mixer.levels);

@@ -102,7 +102,7 @@ struct DeltaPieceGradient {
   float* da = nullptr;                                // [m][dk], directly followed by
   float* dkb = nullptr;                               // [n][dk]
   float* dkt = nullptr;                               // [n][dk]
-  float* du = nullptr;                                // [n][dv]; becomes the gradient of v
+  float* du = nullptr;                                // [n][dv]; times the write gate it is the gradient of v
   float* dk = nullptr;                                // [n][dk]; `da` becomes the gradient of the scaled q
   float* dgate = nullptr;                             // [n]
   float* dwrite = nullptr;                            // [n]

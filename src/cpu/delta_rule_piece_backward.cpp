@@ -111,10 +111,9 @@ void piece_backward(const Simd& simd, const DeltaShape& shape, bool folded, Delt
   }
   for (int64_t t = 0; t < n; ++t) {
     const float write = piece->write[t];
-    float* du = gradient->du + t * dv;
+    const float* du = gradient->du + t * dv;
     simd.add_scaled(gradient->dk + t * dk, gradient->dkb + t * dk, -write, dk);
     gradient->dwrite[t] += simd.dot(du, piece->v + t * dv, dv) - simd.dot(gradient->dkb + t * dk, piece->k + t * dk, dk);
-    simd.scale(du, du, write, dv);
   }
 }
 

@@ -11,20 +11,6 @@ namespace lla::cpu::scalar_gate {
 
 namespace {
 
-// Whether `rows` rows of a head lie as one run of floats.
-bool in_place(const View& view, int64_t rows, int64_t dim) {
-  return view.dtype == LLA_F32 && (view.row_stride == dim || rows == 1);
-}
-
-// Rows of a head as floats, in place or in the buffer; without a buffer they are not wanted.
-const float* rows_of(const Simd& simd, const View& view, const Sequence& s, int64_t row, int64_t rows, int64_t head,
-                     int64_t dim, float* buffer) {
-  if (in_place(view, rows, dim)) return static_cast<const float*>(view.at(s.index, row, head));
-  if (!buffer) return nullptr;
-  gather_view(simd, view, s, row, rows, head, dim, buffer);
-  return buffer;
-}
-
 // One of k and v: tail rows, then rows of the call.
 void load_rows(const Simd& simd, const MixerInputs& in, const Sequence& s, int64_t head, bool is_key, bool whole, int64_t lo,
                int64_t hi, int64_t row, float* buffer, Rows* out) {
@@ -51,7 +37,7 @@ void load_rows(const Simd& simd, const MixerInputs& in, const Sequence& s, int64
       }
     }
   }
-  if (in_place(view, hi - lo, dim) && (lo == 0 || !whole)) {
+  if (is_run(view, hi - lo, dim) && (lo == 0 || !whole)) {
     out->add(lo, hi, static_cast<const float*>(view.at(s.index, row, column)), dim);
   } else {
     gather_view(simd, view, s, row, hi - lo, column, dim, buffer + lo * dim);
@@ -305,12 +291,18 @@ void fill_products(const Simd& simd, const MixerInputs& in, const Sequence& s, i
                       [&](int64_t index) { fill_chunk_products(simd, in, s, group, index, buffers, products); });
 }
 
+int64_t saved_span(const MixerShape& shape) {
+  const int64_t node = Sizes(shape).node_span(), blocks = std::max(shape.grain, kTriangleBlock);
+  int64_t span = node;
+  if (!keeps_products(shape) || node < 0) return span;
+  return __builtin_add_overflow(node, kept_products(blocks), &span) ? -1 : span;
+}
+
 int64_t saved_bytes(const MixerShape& shape, const Limits& limits) {
-  const Sizes z(shape);
   int64_t slots = 0;
   const int64_t extra = times(2, limits.sequences);
   if (extra < 0 || limits.rows < 0 || __builtin_add_overflow(limits.rows / shape.grain, extra, &slots)) return -1;
-  return times(times(times(slots, shape.heads), z.node_span()), 4);
+  return times(times(times(slots, shape.heads), saved_span(shape)), 4);
 }
 
 }  // namespace lla::cpu::scalar_gate

@@ -215,6 +215,13 @@ inline int64_t head_of(const MixerShape& shape, int64_t group, int64_t i) {
 inline int64_t saved_slot(const MixerShape& shape, const Sequence& s, int64_t order) {
   return s.row_begin / shape.grain + 2 * order;
 }
+// Heads that share no products leave theirs, q.k, behind the node, if the chunk is whole and not on tiles: blocks of
+// kTriangleBlock rows, each up to its last column.
+inline bool keeps_products(const MixerShape& shape) { return shape.heads == shape.groups; }
+// Where the block that begins with row `begin` begins.
+inline int64_t kept_products(int64_t begin) { return begin * (begin + kTriangleBlock) / 2; }
+// Floats of a slot of one head.
+int64_t saved_span(const MixerShape& shape);
 int64_t saved_bytes(const MixerShape& shape, const Limits& limits);
 
 inline bool is_mixer_dtype(const View& view) {

@@ -237,9 +237,9 @@ void Walk::sweep_forward() {
   history_.pool = b_.history;
   history_.load(simd_, z_, p_.state, s_.history, head_);
   if (p_.saved) {
-    const int64_t slot = saved_slot(shape(), s_, order_) * shape().heads + head_;
-    created_ = static_cast<const float*>(p_.saved) + slot * z_.node_span();
-    created_stride_ = shape().heads * z_.node_span();
+    const int64_t slot = saved_slot(shape(), s_, order_) * shape().heads + head_, span = saved_span(shape());
+    created_ = static_cast<const float*>(p_.saved) + slot * span;
+    created_stride_ = shape().heads * span;
     return;
   }
   created_ = b_.created;
@@ -389,15 +389,17 @@ void Walk::go_back(int64_t index) {
   Reads reads;
   list_reads(simd_, shape(), z_, nodes, wanted, &reads);
   float read_sum[kNodes] = {};
-  transpose_operands(simd_, z_, o, split_.products.data, b_.gradient);
+  simd_.transpose(hi, dv, o.v.part[0].data, dv, b_.gradient.v, c);
+  const bool kept = p_.saved && keeps_products(shape()) && !tiles_ && is_whole(z_, s_, index);
+  const float* const kept_rows = kept ? created_by(index).content + z_.node_span() : nullptr;
   for (int64_t t0 = lo; t0 < hi; t0 += z_.row_block()) {
     const int64_t t1 = std::min(t0 + z_.row_block(), hi), rows = t1 - t0, row = o.row + t0 - lo;
-    gather_view(simd_, p_.dy, s_, row, rows, head_, dv, b_.gradient.dy);
+    const float* const dy = rows_of(simd_, p_.dy, s_, row, rows, head_, dv, b_.gradient.dy);
     float* const placed_q = split_.shared() ? nullptr : in_place(p_.dq, s_, row, rows, group_, dk);
     g.q = !wants_q_ ? nullptr : split_.shared() ? split_.q_rows(shape(), part_, group_, row) : placed_q ? placed_q : b_.q;
     if (g.q && opens_ && !own) std::fill(g.q, g.q + rows * dk, 0.0f);
     if (o.lambda) std::fill(g.lambda, g.lambda + rows * z_.levels, 0.0f);
-    gradient_inside(simd_, shape(), z_, o, factors, split_.products.row(shape(), group_, row), t0, t1, b_.gradient.dy,
+    gradient_inside(simd_, shape(), z_, o, factors, split_.products.row(shape(), group_, row), kept_rows, t0, t1, dy,
                     b_.gradient, g);
     if (split_.dproducts)
       add_products(row, t0, t1);
@@ -407,7 +409,7 @@ void Walk::go_back(int64_t index) {
       NodeGradient& target = gradient_[reads.level[n]];
       const bool into = wanted >> reads.level[n] & 1, started = target.content;
       if (into && !started) target.content = take();
-      read_sum[n] += gradient_of_read(simd_, shape(), z_, o, factors, reads, n, transposed(reads, n), t0, t1, b_.gradient.dy,
+      read_sum[n] += gradient_of_read(simd_, shape(), z_, o, factors, reads, n, transposed(reads, n), t0, t1, dy,
                                       into ? target.content : nullptr, started, b_.gradient, g);
     }
     if (p_.dlambda.present() && o.lambda) {

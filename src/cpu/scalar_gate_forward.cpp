@@ -92,15 +92,18 @@ void weigh_reads(const MixerShape& shape, const Sizes& z, const Operands& o, con
 }
 
 // Local rows [t0, t1) of the chunk: what they read of the chunk itself and of the nodes. `products` [t1 - t0][C]: q.k if
-// they are there already.
+// they are there already. `kept`: where q.k is left for backward, or null.
 void forward_rows(const Simd& simd, const MixerShape& shape, const Sizes& z, const Operands& o, const Reads& reads,
-                  const float* products, int64_t t0, int64_t t1, const Buffers& b, float* y, int64_t ldy) {
+                  const float* products, float* kept, int64_t t0, int64_t t1, const Buffers& b, float* y, int64_t ldy) {
   const int64_t c = z.grain, dk = z.key_dim, dv = z.value_dim;
   const float* q = o.q + (t0 - o.lo) * dk;
   for (int64_t i0 = t0; i0 < t1; i0 += kTriangleBlock) {
     const int64_t i1 = std::min(i0 + kTriangleBlock, t1), rows = i1 - i0;
     float* weights = b.weights + (i0 - t0) * c;
     if (!products) products_of_rows(simd, o, dk, i0, i1, weights, c);
+    for (int64_t i = 0; kept && i < rows; ++i) {
+      std::memcpy(kept + kept_products(i0) + i * i1, weights + i * c, static_cast<size_t>(i1) * sizeof(float));
+    }
     weigh_rows(simd, shape, z, o, b.factors, i0, i1, products ? products + (i0 - t0) * c : weights, weights);
     float* out = y + (i0 - t0) * ldy;
     bool any = false;
@@ -207,7 +210,9 @@ void forward_head(const Simd& simd, const Tiles* tiles, const MixerForward& p, c
     b.tiles.forget_nodes();
     tiles->begin();
   }
-  float* saved = static_cast<float*>(p.saved);
+  const int64_t slot = p.saved ? saved_slot(shape, s, order) * shape.heads + head : 0, span = saved_span(shape);
+  // Of the first chunk; null: nothing is saved.
+  float* const saved = p.saved ? static_cast<float*>(p.saved) + slot * span : nullptr;
   int64_t stored = 0;
   for (int64_t i = first; i < first + chunks; ++i) {
     const bool on_tiles = tiles && is_whole(z, s, i);
@@ -228,10 +233,13 @@ void forward_head(const Simd& simd, const Tiles* tiles, const MixerForward& p, c
         simd.narrow(p.y.at(s.index, o.row + t, head), p.y.dtype, b.y + t * z.value_dim, z.value_dim);
       }
     }
+    float* const slot_of_chunk = saved && o.hi == z.grain ? saved + (i - first) * shape.heads * span : nullptr;
+    float* const kept =
+        slot_of_chunk && keeps_products(shape) && is_whole(z, s, i) ? slot_of_chunk + z.node_span() : nullptr;
     for (int64_t t0 = on_tiles ? o.hi : o.lo; t0 < o.hi; t0 += z.row_block()) {
       const int64_t t1 = std::min(t0 + z.row_block(), o.hi), row = o.row + t0 - o.lo;
       float* y = direct ? static_cast<float*>(p.y.at(s.index, row, head)) : b.y;
-      forward_rows(simd, shape, z, o, reads, products.row(shape, shape.group_of(head), row), t0, t1, b, y,
+      forward_rows(simd, shape, z, o, reads, products.row(shape, shape.group_of(head), row), kept, t0, t1, b, y,
                    direct ? p.y.row_stride : z.value_dim);
       if (direct) continue;
       for (int64_t t = 0; t < t1 - t0; ++t) {
@@ -240,10 +248,8 @@ void forward_head(const Simd& simd, const Tiles* tiles, const MixerForward& p, c
     }
     if (o.hi < z.grain) break;
     int buffer = -1;
-    float* content = nullptr;
-    if (saved) {
-      content = saved + ((saved_slot(shape, s, order) + i - first) * shape.heads + head) * z.node_span();
-    } else {
+    float* content = slot_of_chunk;
+    if (!content) {
       buffer = nodes.take();
       content = b.pool + buffer * z.node;
     }
@@ -260,7 +266,7 @@ void forward_head(const Simd& simd, const Tiles* tiles, const MixerForward& p, c
       fold_chunk(simd, z, p.state, o, b.factors, b.scaled, content, buffer, &nodes);
     }
     b.tiles.packed[created_node(z, i)] = nullptr;  // its memory may have been another node's
-    if (saved) content[z.node] = nodes.node[created_node(z, i)].log_decay;
+    if (slot_of_chunk) content[z.node] = nodes.node[created_node(z, i)].log_decay;
     while (stored < s.nodes_to_store_count && s.nodes_to_store[stored].position <= (i + 1) * z.grain) {
       store_nodes(simd, z, p.state, s.nodes_to_store[stored++], nodes, head);
     }

@@ -44,7 +44,6 @@ void GradientBuffers::carve(const Sizes& s, Carver* carver) {
   e = carver->floats(times(s.row_block(), s.key_dim));
   scaled = carver->floats(times(s.grain, s.value_dim));
   product = carver->floats(times(s.grain, s.value_dim));
-  k = carver->floats(times(s.key_dim, s.grain));
   v = carver->floats(times(s.value_dim, s.grain));
   node = carver->floats(s.node);
 }
@@ -76,21 +75,15 @@ void gradient_of_products(const Simd& simd, const Sizes& sizes, const Operands& 
   });
 }
 
-void transpose_operands(const Simd& simd, const Sizes& sizes, const Operands& o, bool products, const GradientBuffers& b) {
-  const int64_t c = sizes.grain, dk = sizes.key_dim, dv = sizes.value_dim;
-  if (!products) simd.transpose(o.hi, dk, o.k.part[0].data, dk, b.k, c);
-  simd.transpose(o.hi, dv, o.v.part[0].data, dv, b.v, c);
-}
-
 void gradient_inside(const Simd& simd, const MixerShape& shape, const Sizes& sizes, const Operands& o, const Factors& f,
-                     const float* products, int64_t t0, int64_t t1, const float* dy, const GradientBuffers& b,
-                     const ChunkGradient& g) {
+                     const float* products, const float* kept, int64_t t0, int64_t t1, const float* dy,
+                     const GradientBuffers& b, const ChunkGradient& g) {
   const int64_t c = sizes.grain, dk = sizes.key_dim, dv = sizes.value_dim;
   const float scale = static_cast<float>(shape.scale);
   for (int64_t i0 = t0; i0 < t1; i0 += kTriangleBlock) {
     const int64_t i1 = std::min(i0 + kTriangleBlock, t1), rows = i1 - i0;
     float *p = b.p + (i0 - t0) * c, *x = b.x + (i0 - t0) * c;
-    if (!products) simd.outer_product(rows, i1, dk, o.q + (i0 - o.lo) * dk, dk, 1, b.k, c, p, c, false);
+    if (!products && !kept) products_of_rows(simd, o, dk, i0, i1, p, c);
     simd.outer_product(rows, i1, dv, dy + (i0 - t0) * dv, dv, 1, b.v, c, x, c, false);
     for (int64_t t = i0; t < i1; ++t) {
       if (t == o.lo)
@@ -100,7 +93,7 @@ void gradient_inside(const Simd& simd, const MixerShape& shape, const Sizes& siz
       const float* lambda = o.lambda ? o.lambda + (t - o.lo) * sizes.levels : nullptr;
       float* dlambda = o.lambda ? g.lambda + (t - t0) * sizes.levels : nullptr;
       float *p_row = p + (t - i0) * c, *x_row = x + (t - i0) * c;
-      const float* from = products ? products + (t - t0) * c : p_row;
+      const float* from = products ? products + (t - t0) * c : kept ? kept + kept_products(i0) + (t - i0) * i1 : p_row;
       gradient_row(simd, shape, f, g, t, lambda, dlambda, o.write, scale, from, p_row, x_row);
       std::fill(p_row + t + 1, p_row + i1, 0.0f);
       std::fill(x_row + t + 1, x_row + i1, 0.0f);
@@ -159,8 +152,7 @@ void gradient_of_content(const Simd& simd, const Sizes& sizes, const Operands& o
   }
   if (!g.k) return;
   simd.scale_rows(c, b.scaled, v, b.weight, dv);
-  simd.transpose(dk, dv, dh, dv, b.node, dk);
-  simd.outer_product(c, dk, dv, b.scaled, dv, 1, b.node, dk, g.k, dk, add_k);
+  simd.outer_product_transposed(c, dk, dv, b.scaled, dv, dh, dv, g.k, dk, add_k);
 }
 
 void gradient_of_factors(const Sizes& sizes, const Operands& o, const ChunkGradient& g) {

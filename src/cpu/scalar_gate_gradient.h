@@ -28,8 +28,8 @@ struct GradientBuffers {
   float* scaled = nullptr;           // [C][dv]
   float* product = nullptr;          // [C][dv]
   // Transposed operands, so that every product is a sum of outer products, the faster kind by far where sums are short.
-  float *k = nullptr, *v = nullptr;  // [dk][C] (only if q.k is not there already), [dv][C]: of the chunk
-  float* node = nullptr;             // [dv][dk]
+  float* v = nullptr;     // [dv][C]: of the chunk
+  float* node = nullptr;  // [dv][dk]
   void carve(const Sizes& sizes, Carver* carver);
 };
 
@@ -39,15 +39,12 @@ struct NodeGradient {
   float log_decay = 0;
 };
 
-// Fills buffers.v, and buffers.k unless `products`: of a chunk whose k and v are whole.
-void transpose_operands(const Simd& simd, const Sizes& sizes, const Operands& operands, bool products,
-                        const GradientBuffers& buffers);
-// Rows [t0, t1) read the chunk's own rows. dy [t1 - t0][dv]. The operands were transposed. k and v of the operands are
-// whole. `products` [t1 - t0][C]: q.k if they are there already. Leaves the gradient of q.k in buffers.x, zeros above the
-// diagonal.
+// Rows [t0, t1) read the chunk's own rows. dy [t1 - t0][dv]. k and v of the operands are whole, buffers.v is v transposed.
+// q.k may be there already: `products` [t1 - t0][C], or `kept` as forward left it (of the whole chunk). Leaves the gradient
+// of q.k in buffers.x, zeros above the diagonal.
 void gradient_inside(const Simd& simd, const MixerShape& shape, const Sizes& sizes, const Operands& operands,
-                     const Factors& factors, const float* products, int64_t t0, int64_t t1, const float* dy,
-                     const GradientBuffers& buffers, const ChunkGradient& gradient);
+                     const Factors& factors, const float* products, const float* kept, int64_t t0, int64_t t1,
+                     const float* dy, const GradientBuffers& buffers, const ChunkGradient& gradient);
 // From the gradient x [t1 - t0][C] of q.k of the rows [t0, t1) to those of q (rows [t0, t1); added to with `add_q`) and k
 // (added to), null: not wanted.
 void gradient_of_products(const Simd& simd, const Sizes& sizes, const Operands& operands, int64_t t0, int64_t t1,

@@ -410,10 +410,19 @@ LLA_TILE void outer_tile(int64_t k, const float* a, int64_t a_row, int64_t a_col
 template <int Vectors>
 void outer_panel(int64_t m, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b, int64_t ldb,
                  bool b_is_padded, float* c, int64_t ldc, int64_t last, const Start& start, const float* scale) {
+  // Sums of one or two rows wait for each other: the last seven or eight rows are two tiles of three and four.
+  constexpr int kHalf = 4;
+  const bool halves = kOuterRows == 6 && m > kOuterRows && m % kOuterRows > 0 && m % kOuterRows <= 2;
+  const int64_t whole = m / kOuterRows * kOuterRows - (halves ? kOuterRows : 0);
   int64_t i = 0;
-  for (; i + kOuterRows <= m; i += kOuterRows) {
+  for (; i < whole; i += kOuterRows) {
     outer_tile<kOuterRows, Vectors>(k, a + i * a_row, a_row, a_col, b, ldb, b_is_padded, c + i * ldc, ldc, last,
                                     start.at(i * ldc), scale ? scale + i : nullptr);
+  }
+  if (halves) {
+    outer_tile<kHalf, Vectors>(k, a + i * a_row, a_row, a_col, b, ldb, b_is_padded, c + i * ldc, ldc, last,
+                               start.at(i * ldc), scale ? scale + i : nullptr);
+    i += kHalf;
   }
   const float *rest = a + i * a_row, *rest_scale = scale ? scale + i : nullptr;
   float* out = c + i * ldc;
