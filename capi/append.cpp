@@ -86,6 +86,7 @@ lla_status lla_append(const lla_layer* layer, lla_state* state, int64_t slot, co
   Limits limits;
   LLA_TRY(read_limits(wanted, &limits, error));
   LLA_ON_DEVICE(known.context, stream);
+  LLA_TRY(check_capture(*known.context, stream, error));
   size_t batch_bytes = 0, device_bytes = 0, workspace_bytes = 0;
   LLA_TRY(batch_size(limits, known.context->device != nullptr, &batch_bytes, error));
   LLA_TRY(batch_device_size(*known.context, limits, &device_bytes, error));

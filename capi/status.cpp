@@ -44,7 +44,7 @@ constexpr Entry kEntries[] = {
     LLA_ENTRY(LLA_OUT_OF_DEVICE_MEMORY, "The memory of the device is exhausted."),
     LLA_ENTRY(LLA_THREADS_FAILED, "The thread hook did not run every task."),
     LLA_ENTRY(LLA_DEVICE_ERROR, "The device reported an error."),
-    LLA_ENTRY(LLA_CAPTURE_UNSAFE, "The call cannot be captured into a graph as asked."),
+    LLA_ENTRY(LLA_CAPTURE_UNSAFE, "The stream is being captured into a graph, and the call would wait for it."),
     LLA_ENTRY(LLA_INTERNAL, "A bug in lla; please report it."),
 };
 #undef LLA_ENTRY

@@ -86,7 +86,7 @@ typedef int32_t lla_status;
 /* -- device (only of backends that have one) -------------------------------------------------------------------------- */
 /** The device reported an error; later calls on it report it too. */
 #define LLA_DEVICE_ERROR 90
-/** The call cannot be captured into a graph as asked. */
+/** The stream is being captured into a graph, and the call would wait for it. Nothing was done, and the capture goes on. */
 #define LLA_CAPTURE_UNSAFE 91
 
 /** A bug in lla: please report it. */

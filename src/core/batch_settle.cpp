@@ -159,6 +159,7 @@ lla_status collect_batch(Batch* batch, void* stream, lla_error* error) noexcept 
     return LLA_OK;  // the host knows everything
   }
   const DeviceLayout layout(batch->limits);
+  LLA_TRY(check_capture(*batch->context, stream, error));
   LLA_TRY(copy_memory(*batch->context, batch->answers, batch->device_memory + layout.planned,
                       batch->view.count * static_cast<int64_t>(sizeof(PlannedSequence)), stream, error));
   LLA_TRY(wait_for(*batch->context, stream, error));

@@ -2,11 +2,11 @@
 // Creating and releasing contexts: choice of the backend and of the instruction set, hooks and their defaults.
 #include "core/context.h"
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-
-#include <unistd.h>
 
 #include "core/checked.h"
 #include "core/error.h"
@@ -101,7 +101,8 @@ lla_status find_device(int32_t number, const Plugin** plugin, char* reason, size
   int32_t devices = 0;
   LLA_TRY((*plugin)->count_devices(&devices, reason, capacity));
   if (number < devices) return LLA_OK;
-  std::snprintf(reason, capacity, "cuda: there is no device %d, only %d", static_cast<int>(number), static_cast<int>(devices));
+  std::snprintf(reason, capacity, "cuda: there is no device %d, only %d", static_cast<int>(number),
+                static_cast<int>(devices));
   return LLA_NO_DEVICE;
 }
 
@@ -140,8 +141,9 @@ void Context::write_log(lla_log_level level, const char* text) const noexcept {
 
 DeviceScope::DeviceScope(const Context* context) noexcept : context_(context) {
   if (!context_->device) return;
-  status_ = context_->process != static_cast<int32_t>(getpid()) ? LLA_FORKED
-                                                                : context_->device->enter(context_->device_number, &previous_);
+  status_ = context_->process != static_cast<int32_t>(getpid())
+                ? LLA_FORKED
+                : context_->device->enter(context_->device_number, &previous_);
 }
 
 DeviceScope::~DeviceScope() {
@@ -163,8 +165,11 @@ lla_status device_status(const Context& context, int32_t status, const char* wha
 
 lla_status copy_memory(const Context& context, void* to, const void* from, int64_t bytes, void* stream,
                        lla_error* error) noexcept {
-  if (context.device)
+  if (context.device) {
+    // Memory that the device does not reach would have to be there, unchanged, whenever the graph runs.
+    if (!context.device->reaches(to) || !context.device->reaches(from)) LLA_TRY(check_capture(context, stream, error));
     return device_status(context, context.device->copy(to, from, static_cast<size_t>(bytes), stream), "copy", error);
+  }
   if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
   return LLA_OK;
 }
@@ -177,7 +182,13 @@ lla_status clear_memory(const Context& context, void* at, int64_t bytes, void* s
 }
 
 lla_status wait_for(const Context& context, void* stream, lla_error* error) noexcept {
+  LLA_TRY(check_capture(context, stream, error));
   return context.device ? device_status(context, context.device->wait(stream), "wait", error) : LLA_OK;
+}
+
+lla_status check_capture(const Context& context, void* stream, lla_error* error) noexcept {
+  if (!context.device || !context.device->is_capturing(stream)) return LLA_OK;
+  return fail(error, LLA_CAPTURE_UNSAFE, "stream: it is being captured into a graph, and this call would wait for it");
 }
 
 void* allocate_memory(const Context& context, size_t bytes) noexcept {

@@ -57,6 +57,9 @@ class DeviceScope {
 lla_status copy_memory(const Context& context, void* to, const void* from, int64_t bytes, void* stream, lla_error* error) noexcept;
 lla_status clear_memory(const Context& context, void* at, int64_t bytes, void* stream, lla_error* error) noexcept;
 lla_status wait_for(const Context& context, void* stream, lla_error* error) noexcept;
+// For what waits, or allocates: LLA_CAPTURE_UNSAFE, before anything is done, if a graph is made of what the stream is given.
+// Asking the device itself would end the caller's capture.
+lla_status check_capture(const Context& context, void* stream, lla_error* error) noexcept;
 // Memory that the backend's kernels work on; null if there is none.
 void* allocate_memory(const Context& context, size_t bytes) noexcept;
 void release_memory(const Context& context, void* memory, size_t bytes) noexcept;

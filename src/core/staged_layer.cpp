@@ -12,6 +12,7 @@ lla_status StagedLayer::open(const SlotMemory& memory, const SlotImage& image, B
   original_ = image_ = image;
   blocks_ = blocks;
   if (!context_.device) return LLA_OK;
+  LLA_TRY(check_capture(context_, stream_, error));
 
   int64_t nodes = 0;
   for (int32_t& id : image_.node) {
@@ -33,17 +34,15 @@ lla_status StagedLayer::open(const SlotMemory& memory, const SlotImage& image, B
   staged_.convs = {conv ? at : nullptr, conv_bytes};
   if (image_.tail >= 0) image_.tail = 0;
   if (!load) return LLA_OK;
-  LLA_TRY(each_block([&](char* device, char* host, int64_t bytes) {
-    return copy_memory(context_, host, device, bytes, stream_, error);
-  }));
+  LLA_TRY(each_block(
+      [&](char* device, char* host, int64_t bytes) { return copy_memory(context_, host, device, bytes, stream_, error); }));
   return wait_for(context_, stream_, error);
 }
 
 lla_status StagedLayer::store(lla_error* error) noexcept {
   if (!context_.device) return LLA_OK;
-  LLA_TRY(each_block([&](char* device, char* host, int64_t bytes) {
-    return copy_memory(context_, device, host, bytes, stream_, error);
-  }));
+  LLA_TRY(each_block(
+      [&](char* device, char* host, int64_t bytes) { return copy_memory(context_, device, host, bytes, stream_, error); }));
   return wait_for(context_, stream_, error);
 }
 

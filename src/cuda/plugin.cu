@@ -28,6 +28,7 @@ int32_t compute_capability(int, char* name, size_t capacity) {
   return kOldest;
 }
 int32_t driver_version() { return 1; }
+bool is_capturing(void*) { return false; }
 void find_context_query() {}
 bool has_driver_context() { return true; }
 #else
@@ -40,6 +41,14 @@ int32_t compute_capability(int device, char* name, size_t capacity) {
 int32_t driver_version() {
   int version = 0;
   return cudaDriverGetVersion(&version) == cudaSuccess ? version : 0;
+}
+
+bool is_capturing(void* stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  const cudaError_t error = cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status);
+  if (error == cudaSuccess) return status != cudaStreamCaptureStatusNone;
+  cudaGetLastError();
+  return error == cudaErrorStreamCaptureImplicit;  // the default stream, while another one is captured
 }
 
 // The driver's own question, looked up when a device is opened: nothing links with libcuda, which machines without a device lack.
@@ -221,6 +230,7 @@ extern "C" __attribute__((visibility("default"))) const lla::Plugin* lla_plugin_
                                clear,
                                upload,
                                wait,
+                               is_capturing,
                                reaches,
                                put_records,
                                plan,

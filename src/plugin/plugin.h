@@ -44,6 +44,8 @@ struct Plugin {
   int32_t (*clear)(void* at, size_t bytes, void* stream);
   int32_t (*upload)(void* to, const void* from, size_t bytes, void* stream);
   int32_t (*wait)(void* stream);
+  // Whether a graph is made of what the stream is given.
+  bool (*is_capturing)(void* stream);
   // Whether kernels can read and write memory at this address.
   bool (*reaches)(const void* memory);
   // Records of slots, and plans and commits that are made on the device. put_records() writes images[i] to records[slots[i]];

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// On a device: a decode step that is captured once and replayed with other positions, borders and sequences, also planned and
-// committed there with the host settling later; several streams and threads; the memory that a call takes. Needs a CUDA device.
+// On a device: a decode step that is captured once and replayed with other positions, borders and sequences, also planned
+// and committed there with the host settling later; several streams and threads; the memory that a call takes. Needs a CUDA
+// device.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -15,10 +16,10 @@
 
 namespace {
 
-#define CALL(call)                                                                       \
-  do {                                                                                   \
-    lla_error error = LLA_ERROR_INIT;                                                    \
-    const lla_status status_ = (call);                                                   \
+#define CALL(call)                                                                                    \
+  do {                                                                                                \
+    lla_error error = LLA_ERROR_INIT;                                                                 \
+    const lla_status status_ = (call);                                                                \
     if (status_ != LLA_OK) FAIL() << #call << ": " << lla_status_name(status_) << ": " << error.text; \
   } while (0)
 
@@ -70,8 +71,13 @@ struct Model {
     CALL(lla_layer_workspace(layer, &limits, LLA_PASS_FORWARD, &workspace_bytes, nullptr, &error));
     ASSERT_EQ(cudaMalloc(&workspace, workspace_bytes + 1), cudaSuccess);
     const int64_t n = kSequences * max_rows;
-    for (auto [pointer, width] : {std::pair{&q, kGroups * kKey}, {&k, kGroups * kKey}, {&v, kHeads * kValue}, {&gate, kHeads},
-                                  {&write, kHeads}, {&lambda, kHeads * levels}, {&y, kHeads * kValue}}) {
+    for (auto [pointer, width] : {std::pair{&q, kGroups * kKey},
+                                  {&k, kGroups * kKey},
+                                  {&v, kHeads * kValue},
+                                  {&gate, kHeads},
+                                  {&write, kHeads},
+                                  {&lambda, kHeads * levels},
+                                  {&y, kHeads * kValue}}) {
       ASSERT_EQ(cudaMalloc(reinterpret_cast<void**>(pointer), static_cast<size_t>(n * width) * 4), cudaSuccess);
       ASSERT_EQ(cudaMemset(*pointer, 0xff, static_cast<size_t>(n * width) * 4), cudaSuccess);
     }
@@ -81,7 +87,8 @@ struct Model {
     size_t bytes = 0, device_bytes = 0;
     CALL(lla_batch_size(context, &limits, &bytes, nullptr, &error));
     char* memory = batch_memory.emplace_back(bytes + 64).data();
-    CALL(lla_batch_init(context, &limits, memory + (64 - reinterpret_cast<uintptr_t>(memory) % 64) % 64, bytes, &batch, &error));
+    CALL(lla_batch_init(context, &limits, memory + (64 - reinterpret_cast<uintptr_t>(memory) % 64) % 64, bytes, &batch,
+                        &error));
     CALL(lla_batch_device_size(context, &limits, &device_bytes, nullptr, &error));
     ASSERT_EQ(cudaMalloc(&device_memory.emplace_back(), device_bytes), cudaSuccess);
     CALL(lla_batch_bind_device(batch, device_memory.back(), device_bytes, &error));
@@ -93,8 +100,8 @@ struct Model {
     lla_layer_release(layer);
     lla_context_release(context);
     for (void* p : device_memory) cudaFree(p);
-    for (void* p : {workspace, static_cast<void*>(q), static_cast<void*>(k), static_cast<void*>(v),
-                    static_cast<void*>(gate), static_cast<void*>(write), static_cast<void*>(lambda), static_cast<void*>(y)})
+    for (void* p : {workspace, static_cast<void*>(q), static_cast<void*>(k), static_cast<void*>(v), static_cast<void*>(gate),
+                    static_cast<void*>(write), static_cast<void*>(lambda), static_cast<void*>(y)})
       cudaFree(p);
     cudaStreamDestroy(stream);
   }
@@ -210,9 +217,9 @@ TEST_F(Device, CapturedDecode) {
   }
 }
 
-// The same decode with drafts of one token that may be rejected: positions and accepted counts (and once the slots) lie on the
-// device, which plans and commits; the host learns of a step when two more have been launched. One graph for each of the three
-// batches that take turns.
+// The same decode with drafts of one token that may be rejected: positions and accepted counts (and once the slots) lie on
+// the device, which plans and commits; the host learns of a step when two more have been launched. One graph for each of the
+// three batches that take turns.
 TEST_F(Device, CapturedDecodeSettledLate) {
   constexpr int64_t kSteps = 5000, kRing = 3;
   for (const lla_mixer mixer : {LLA_SCALAR_GATE, LLA_DELTA_RULE}) {
@@ -325,6 +332,52 @@ TEST_F(Device, CapturedDecodeSettledLate) {
     plain.close();
     graph.close();
   }
+}
+
+// What waits for a stream that is captured says so and leaves the capture whole.
+TEST_F(Device, WhatWaitsIsNotCaptured) {
+  Model plain, graph;
+  for (Model* m : {&plain, &graph}) {
+    m->open(LLA_SCALAR_GATE, kPrefill, 512, true);
+    if (HasFatalFailure()) return;
+    m->fill({0, 0, 0}, kPrefill);
+    m->plan(kPrefill, kSlots);
+    m->forward(kPrefill);
+    m->commit();
+    m->fill({kPrefill, kPrefill, kPrefill}, 1);
+    m->plan(1, kSlots);
+  }
+  plain.forward(1);
+  plain.commit();
+  size_t bytes = 0;
+  CALL(lla_state_export_size(graph.state, 0, &bytes, &error));
+  std::vector<char> image(bytes);
+  cudaGraph_t captured = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  ASSERT_EQ(cudaStreamBeginCapture(graph.stream, cudaStreamCaptureModeThreadLocal), cudaSuccess);
+  graph.forward(1);
+  const auto unsafe = [&](const char* call, lla_status status) { EXPECT_EQ(status, LLA_CAPTURE_UNSAFE) << call; };
+  unsafe("wait", lla_device_wait(graph.context, graph.stream, nullptr));
+  unsafe("pack", lla_state_pack(graph.state, 0, image.data(), bytes, graph.stream, nullptr));
+  unsafe("copy", lla_device_copy(graph.context, image.data(), graph.y, 4, graph.stream, nullptr));
+  const lla_binding io[] = {lla_bind(LLA_Q, lla_tensor_of(graph.q, LLA_F32, 1, kGroups, kKey, -1)),
+                            lla_bind(LLA_K, lla_tensor_of(graph.k, LLA_F32, 1, kGroups, kKey, -1)),
+                            lla_bind(LLA_V, lla_tensor_of(graph.v, LLA_F32, 1, kHeads, kValue, -1)),
+                            lla_bind(LLA_GATE, lla_tensor_of(graph.gate, LLA_F32, 1, kHeads, -1, -1)),
+                            lla_bind(LLA_WRITE, lla_tensor_of(graph.write, LLA_F32, 1, kHeads, -1, -1)),
+                            lla_bind(LLA_LAMBDA, lla_tensor_of(graph.lambda, LLA_F32, 1, kHeads, graph.levels, -1)),
+                            lla_bind(LLA_Y, lla_tensor_of(graph.y, LLA_F32, 1, kHeads, kValue, -1))};
+  unsafe("append", lla_append(graph.layer, graph.state, 0, io, 7, nullptr, 0, graph.stream, nullptr));
+  ASSERT_EQ(cudaStreamEndCapture(graph.stream, &captured), cudaSuccess);
+  ASSERT_EQ(cudaGraphInstantiate(&executable, captured, 0), cudaSuccess);
+  ASSERT_EQ(cudaGraphLaunch(executable, graph.stream), cudaSuccess);
+  graph.commit();
+  EXPECT_EQ(plain.outputs(1), graph.outputs(1));
+  CALL(lla_state_pack(graph.state, 0, image.data(), bytes, graph.stream, &error));
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(captured);
+  plain.close();
+  graph.close();
 }
 
 // The same rows on two threads with a stream each, over and over: the same bits every time.

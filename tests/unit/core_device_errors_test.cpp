@@ -4,8 +4,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <functional>
+#include <string>
 #include <utility>
 
 #include "capi/handles.h"
@@ -17,6 +19,8 @@ namespace {
 
 int64_t calls = 0, fail_at = -1;  // of functions that can fail
 bool breaks() { return calls++ == fail_at; }
+bool capturing = false;
+const void* out_of_reach = nullptr;
 int32_t result() { return breaks() ? LLA_DEVICE_ERROR : LLA_OK; }
 
 const Plugin& device() {
@@ -42,7 +46,8 @@ const Plugin& device() {
       return status;
     };
     p.wait = [](void*) { return result(); };
-    p.reaches = [](const void*) { return true; };
+    p.is_capturing = [](void*) { return capturing; };
+    p.reaches = [](const void* memory) { return memory != out_of_reach; };
     p.put_records = [](SlotImage* records, const int32_t* slots, const SlotImage* images, int64_t count, void*) {
       const int32_t status = result();
       for (int64_t i = 0; status == LLA_OK && i < count; ++i) records[slots[i]] = images[i];
@@ -224,6 +229,58 @@ TEST(DeviceErrors, EveryCallThatFailsIsToldAndMayBeRepeated) {
     }
     EXPECT_EQ(life.y, expected) << at;
     EXPECT_EQ(life.image, image) << at;
+  }
+}
+
+// A stream that is captured: what waits for it is told so and does nothing, all else goes on.
+TEST(DeviceErrors, WhatWaitsIsNotCaptured) {
+  const std::vector<std::string> waits = {"pack", "unpack", "wait"};
+  std::vector<float> expected;
+  std::vector<char> image;
+  for (const bool captures : {false, true}) {
+    Life life;
+    fail_at = -1;
+    life.prepare_host();
+    for (const auto& [name, call] : life.steps()) {
+      capturing = captures;
+      Error error;
+      lla_status status = call(&error);
+      if (captures && std::count(waits.begin(), waits.end(), name) > 0) {
+        EXPECT_EQ(status, LLA_CAPTURE_UNSAFE) << name;
+        EXPECT_EQ(error.code, status) << name;
+        EXPECT_NE(std::strstr(error.text, "stream"), nullptr) << error.text;
+        capturing = false;
+        status = call(&error);
+      }
+      ASSERT_EQ(status, LLA_OK) << name << ": " << error.text;
+    }
+    const lla_binding io[] = {life.bind(LLA_Q, life.x), life.bind(LLA_K, life.x), life.bind(LLA_V, life.x),
+                              life.bind(LLA_Y, life.y)};
+    Error error;
+    int64_t before = 0, after = 0;
+    ASSERT_EQ(lla_state_length(life.state, 1, &before, &error), LLA_OK) << error.text;
+    capturing = captures;
+    const std::vector<float> untouched = life.y;
+    if (captures) {
+      const int64_t calls_before = calls;
+      EXPECT_EQ(lla_append(life.layer, life.state, 1, io, 4, nullptr, 0, nullptr, &error), LLA_CAPTURE_UNSAFE);
+      EXPECT_EQ(calls, calls_before + 1);  // it entered the device, and asked nothing more of it
+      EXPECT_EQ(life.y, untouched);
+      out_of_reach = life.x.data();
+      EXPECT_EQ(lla_device_copy(life.context, life.y.data(), life.x.data(), 4, nullptr, &error), LLA_CAPTURE_UNSAFE);
+      EXPECT_EQ(life.y, untouched);
+      out_of_reach = nullptr;
+      EXPECT_EQ(lla_state_length(life.state, 1, &after, &error), LLA_OK) << error.text;
+      EXPECT_EQ(after, before);
+    }
+    capturing = false;
+    EXPECT_EQ(lla_append(life.layer, life.state, 1, io, 4, nullptr, 0, nullptr, &error), LLA_OK) << error.text;
+    if (!captures) {
+      expected = life.y;
+      image = life.image;
+    }
+    EXPECT_EQ(life.y, expected);
+    EXPECT_EQ(life.image, image);
   }
 }
 
