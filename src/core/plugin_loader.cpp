@@ -13,7 +13,8 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
+
+#include "core/mutex.h"
 
 namespace lla {
 
@@ -21,7 +22,7 @@ namespace {
 
 constexpr char kFile[] = "lla/liblla-cuda.so";
 
-std::mutex mutex;
+Mutex mutex;
 const Plugin* loaded = nullptr;
 
 // Writes the path of the plugin beside the object that contains this function. False: it cannot be told.
@@ -83,7 +84,7 @@ lla_status open_plugin(const Plugin** plugin, char* reason, size_t capacity) noe
 }  // namespace
 
 lla_status cuda_plugin(const Plugin** plugin, char* reason, size_t capacity) noexcept {
-  const std::lock_guard<std::mutex> lock(mutex);
+  const Lock lock(mutex);
   if (!loaded) {
     const lla_status status = open_plugin(&loaded, reason, capacity);
     if (status != LLA_OK) return status;

@@ -175,39 +175,39 @@ void State::drop_nodes_locked(int64_t slot) noexcept {
 }
 
 int32_t State::take_node() noexcept {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   return take_locked();
 }
 
 void State::retain_node(int32_t id) noexcept {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   ++node_references_[id];
 }
 
 int64_t State::release_node(int32_t id) noexcept {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   return release_locked(id);
 }
 
 int64_t State::free_nodes() const noexcept {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   return free_count_;
 }
 
 bool State::node_is_shared(int32_t id) const noexcept {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   return node_references_[id] > 1;
 }
 
 void State::retain_nodes(const SlotImage& image) noexcept {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   for (int32_t id : image.node) {
     if (id >= 0) ++node_references_[id];
   }
 }
 
 int64_t State::release_nodes(const SlotImage& image) noexcept {
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const Lock lock(mutex_);
   int64_t released = 0;
   for (int32_t id : image.node) {
     if (id >= 0) released += release_locked(id);

@@ -5,11 +5,11 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 
 #include "core/context.h"
 #include "core/error.h"
 #include "core/index_array.h"
+#include "core/mutex.h"
 #include "lla/state.h"
 #include "plugin/plan_rows.h"
 
@@ -158,7 +158,7 @@ class State {
   // `slot_of(i)` for i in 0 ... slots - 1: the i-th slot, or -1.
   template <class SlotOf, class Give>
   bool exchange_nodes(int64_t slots, SlotOf slot_of, int64_t count, Give give) noexcept {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     int64_t available = free_count_;
     for (int64_t i = 0; i < slots; ++i) available += sole_nodes_locked(slot_of(i));
     if (available < count) return false;
@@ -215,7 +215,7 @@ class State {
   Array<int32_t> node_references_;
   Array<int32_t> free_list_;
   int64_t free_count_ = 0;
-  mutable std::mutex mutex_;  // free list and reference counts
+  mutable Mutex mutex_;  // free list and reference counts
   std::atomic<uint64_t> stamps_{0};
   SlotImage* device_records_ = nullptr;
   std::atomic<uint64_t> changes_{0}, commits_{0}, settled_{0}, unknown_commits_{0};

@@ -77,7 +77,7 @@ void ThreadPool::destroy() noexcept {
 
 void ThreadPool::stop(int32_t started) noexcept {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     stop_ = true;
     calls_.fetch_add(1, std::memory_order_release);
   }
@@ -95,18 +95,22 @@ void ThreadPool::serve(int32_t index) noexcept {
   uint64_t seen = 0;
   for (;;) {
     for (int i = 0; i < kSpins && calls_.load(std::memory_order_acquire) == seen; ++i) pause();
-    std::unique_lock<std::mutex> lock(mutex_);
-    wake_.wait(lock, [&] { return calls_.load(std::memory_order_relaxed) != seen; });
-    if (stop_) return;
-    seen = calls_.load(std::memory_order_relaxed);
-    if (!open_) continue;  // came too late: the others have done it all
-    const int64_t count = count_;
-    const lla_task task = task_;
-    void* const argument = argument_;
-    joined_.fetch_add(1, std::memory_order_relaxed);
-    lock.unlock();
+    int64_t count;
+    lla_task task;
+    void* argument;
+    {
+      const Lock lock(mutex_);
+      while (calls_.load(std::memory_order_relaxed) == seen) wake_.wait(mutex_);
+      if (stop_) return;
+      seen = calls_.load(std::memory_order_relaxed);
+      if (!open_) continue;  // came too late: the others have done it all
+      count = count_;
+      task = task_;
+      argument = argument_;
+      joined_.fetch_add(1, std::memory_order_relaxed);
+    }
     take_tasks(index, count, task, argument);
-    lock.lock();
+    const Lock lock(mutex_);
     if (joined_.fetch_sub(1, std::memory_order_release) == 1 && !open_) done_.notify_one();
   }
 }
@@ -126,7 +130,7 @@ void ThreadPool::run(int64_t count, lla_task task, void* argument) noexcept {
     return;
   }
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     count_ = count;
     task_ = task;
     argument_ = argument;
@@ -142,9 +146,9 @@ void ThreadPool::run(int64_t count, lla_task task, void* argument) noexcept {
   take_tasks(0, count, task, argument);
   for (int i = 0; i < kSpins && joined_.load(std::memory_order_acquire) != 0; ++i) pause();
   {
-    std::unique_lock<std::mutex> lock(mutex_);
+    const Lock lock(mutex_);
     open_ = false;
-    done_.wait(lock, [&] { return joined_.load(std::memory_order_acquire) == 0; });
+    while (joined_.load(std::memory_order_acquire) != 0) done_.wait(mutex_);
   }
   busy_.store(false, std::memory_order_release);
 }

@@ -7,11 +7,10 @@
 #include <sys/types.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
 
 #include "core/context.h"
+#include "core/mutex.h"
 
 namespace lla {
 
@@ -47,8 +46,8 @@ class ThreadPool {
   pid_t process_ = 0;    // that started the workers
 
   std::atomic<bool> busy_{false};  // a call is spread over the workers
-  std::mutex mutex_;
-  std::condition_variable wake_, done_;
+  Mutex mutex_;
+  Condition wake_, done_;
   // Written under the mutex. The two atomics are also watched without it for a moment before a thread goes to sleep.
   std::atomic<uint64_t> calls_{0};  // calls begun, and one for the end
   std::atomic<int32_t> joined_{0};  // workers inside the present call

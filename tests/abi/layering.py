@@ -9,8 +9,8 @@ import pathlib
 import re
 import sys
 
-# Files of the core with no handle in them: arithmetic, and what is said to the analyser.
-WITHOUT_HANDLES = {"core/checked.h", "core/contract.h", "core/fenwick.h"}
+# Files of the core that backends may include too: no handle in them, and they include nothing else of the core.
+SHARED = {"core/checked.h", "core/contract.h", "core/fenwick.h", "core/mutex.h"}
 PUBLIC_C = {"stddef.h", "stdint.h"}
 
 # Folder -> folders that it may include from (besides itself and system headers).
@@ -75,10 +75,12 @@ def check(root, file, folder, faults):
                 faults.append(f"{place}: <{name}> is not for the library")
             continue
         target_folder = folder_of(target)
-        if target_folder == folder:
-            continue
         short = str(target).removeprefix("src/").removeprefix("include/")
-        if folder in BACKENDS and short in WITHOUT_HANDLES:
+        if target_folder == folder:
+            if str(place).removeprefix("src/") in SHARED and short not in SHARED:
+                faults.append(f"{place}: backends include it, and it includes {target}")
+            continue
+        if folder in BACKENDS and short in SHARED:
             continue
         if target_folder not in ALLOWED[folder]:
             faults.append(f"{place}: includes {target}, which lies not below")

@@ -4,42 +4,27 @@
 refer to. Nothing in lla prints, exits, aborts, throws, or runs at load time."""
 import argparse
 import re
-import subprocess
 import sys
+
+from forbidden import output, undefined, why_forbidden
 
 # Probe J3.
 NEEDED = re.compile(r"lib(stdc\+\+|c\+\+|c\+\+abi|m|gcc_s|c|unwind)\.so[.\d]*|ld-linux[\w-]*\.so[.\d]*|libpthread\.so[.\d]*")
-# Symbols that no object may refer to, and why.
-FORBIDDEN = {
-    "ends the process": ["exit", "_exit", "_Exit", "quick_exit", "abort", "__assert_fail", "__assert_perror_fail", "raise",
-                         "_ZSt9terminatev", "kill"],
-    "prints": ["printf", "fprintf", "vprintf", "vfprintf", "dprintf", "puts", "fputs", "putchar", "putc", "fputc", "fwrite",
-               "perror", "stdout", "stderr", "write", "__printf_chk", "__fprintf_chk", "__vfprintf_chk", "_ZSt4cout",
-               "_ZSt4cerr", "_ZSt4clog", "_ZNSt8ios_base4InitC1Ev"],
-    "throws": ["__cxa_throw", "__cxa_rethrow", "__cxa_allocate_exception"],
-    "registers code for the exit": ["atexit", "__cxa_atexit", "__cxa_thread_atexit", "at_quick_exit"],
-    "changes the process": ["setenv", "putenv", "setlocale", "signal", "sigaction", "fork", "system"],
-}
 # Host memory comes from the context's allocator; only these objects may call the C or C++ one (its default, and its own
 # threads).
-ALLOCATION = ["malloc", "calloc", "realloc", "free", "aligned_alloc", "posix_memalign", "_Znwm", "_Znam", "_ZdlPv",
-              "_ZdlPvm", "_ZdaPv", "_ZdaPvm", "_ZnwmSt11align_val_t", "_ZdlPvSt11align_val_t", "_ZdlPvmSt11align_val_t"]
+ALLOCATION = re.compile(r"malloc|calloc|realloc|reallocarray|free|aligned_alloc|(posix_)?memalign|strdup|_Zn[wa]\w+|_Zd[la]P\w+")
 ALLOCATION_OBJECTS = re.compile(r"/core/(context|allocator|thread_pool|threads|pool)\w*\.cpp\.o$")
-
-
-def run(*command):
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 def section_sizes(readelf, path):
     sizes = {}
-    for match in re.finditer(r"\]\s+(\.\S+)\s+\S+\s+\w+\s+\w+\s+([0-9a-f]+)", run(readelf, "-SW", path)):
+    for match in re.finditer(r"\]\s+(\.\S+)\s+\S+\s+\w+\s+\w+\s+([0-9a-f]+)", output(readelf, "-SW", path)):
         sizes[match[1]] = sizes.get(match[1], 0) + int(match[2], 16)
     return sizes
 
 
 def check_library(options, faults):
-    dynamic = run(options.readelf, "-dW", options.library)
+    dynamic = output(options.readelf, "-dW", options.library)
     needed = re.findall(r"\(NEEDED\).*\[(.+?)\]", dynamic)
     print("needed:", " ".join(needed))
     if not needed:
@@ -55,7 +40,7 @@ def check_library(options, faults):
             faults.append(f"the dynamic section has {tag}")
     if not re.search(r"BIND_NOW|FLAGS_1.*NOW", dynamic):
         faults.append("the library is not bound at load time")
-    stack = re.search(r"GNU_STACK.*", run(options.readelf, "-lW", options.library))
+    stack = re.search(r"GNU_STACK.*", output(options.readelf, "-lW", options.library))
     if stack and re.search(r"RWE", stack[0]):
         faults.append("the stack is executable")
     ours = section_sizes(options.readelf, options.library)
@@ -67,15 +52,14 @@ def check_library(options, faults):
 
 
 def check_objects(options, faults):
-    forbidden = {symbol: why for why, symbols in FORBIDDEN.items() for symbol in symbols}
     references = 0
     for path in options.objects:
-        for line in run(options.nm, "-u", path).splitlines():
-            symbol = line.split()[-1].split("@")[0]
+        for symbol in undefined(options.nm, path):
             references += 1
-            if symbol in forbidden:
-                faults.append(f"{path}: refers to {symbol}, which {forbidden[symbol]}")
-            if symbol in ALLOCATION and not ALLOCATION_OBJECTS.search(path):
+            why = why_forbidden(symbol)
+            if why:
+                faults.append(f"{path}: refers to {symbol}, which {why}")
+            if ALLOCATION.fullmatch(symbol) and not ALLOCATION_OBJECTS.search(path):
                 faults.append(f"{path}: refers to {symbol}, not to the context's allocator")
         for section in section_sizes(options.readelf, path):
             if re.match(r"\.(init_array|fini_array|ctors|dtors|tbss|tdata)", section):
