@@ -9,7 +9,8 @@
 #include <dlfcn.h>
 
 #include <atomic>
-#include <mutex>
+
+#include "core/mutex.h"
 
 namespace lla::cuda {
 namespace {
@@ -65,14 +66,14 @@ struct Choice {
   bool operator==(const Choice& other) const = default;
 };
 
-std::mutex mutex;  // of all that follows
+Mutex mutex;  // of all that follows
 Library library;
 bool tried = false, opened = false;
 cublasLtHandle_t handles[kMostDevices] = {};
 struct {
   Choice choice;
-  bool usable;
-  cublasLtMatmulAlgo_t algorithm;
+  bool usable = false;
+  cublasLtMatmulAlgo_t algorithm = {};
 } algorithms[kMostAlgorithms];
 int algorithms_made = 0;  // ever; the oldest makes room
 
@@ -182,7 +183,7 @@ bool algorithm_of(int device, const DenseProduct& p, cublasLtMatmulAlgo_t* algor
     choice.sizes[i] = matrices[i]->columns;
     choice.strides[i] = matrices[i]->row_stride;
   }
-  const std::lock_guard<std::mutex> lock(mutex);
+  const Lock lock(mutex);
   const int made = algorithms_made < kMostAlgorithms ? algorithms_made : kMostAlgorithms;
   for (int i = 0; i < made; ++i) {
     if (!(algorithms[i].choice == choice)) continue;
@@ -205,7 +206,7 @@ void load_cublaslt() {
   if (cudaGetDevice(&device) != cudaSuccess || device >= kMostDevices) return;
   const uint64_t bit = uint64_t{1} << device;
   if (done.load(std::memory_order_acquire) & bit) return;
-  const std::lock_guard<std::mutex> lock(mutex);
+  const Lock lock(mutex);
   if (!tried) {
     tried = true;
     opened = library.open();
@@ -218,7 +219,7 @@ bool launch_cublaslt(const DenseProduct& p, void* workspace, void* stream) {
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess) return false;
   {
-    const std::lock_guard<std::mutex> lock(mutex);
+    const Lock lock(mutex);
     if (!opened || !handle_of(device)) return false;
   }
   const bool types = p.a.dtype == p.b.dtype && (p.out.dtype == p.a.dtype || p.out.dtype == LLA_F32);

@@ -44,13 +44,13 @@ struct BlockOfSlot {
   __device__ int32_t operator()(int64_t slot) const { return records[slot].tail; }
 };
 
-__device__ int64_t source_of(const PlanRequest& r, int64_t b) { return r.slot_in.present() ? r.slot_in.at(b) : b; }
-__device__ int64_t destination_of(const PlanRequest& r, int64_t b) {
+__device__ inline int64_t source_of(const PlanRequest& r, int64_t b) { return r.slot_in.present() ? r.slot_in.at(b) : b; }
+__device__ inline int64_t destination_of(const PlanRequest& r, int64_t b) {
   return r.slot_out.present() ? r.slot_out.at(b) : source_of(r, b);
 }
 
 // Where the sequence's rows lie.
-__device__ uint32_t read_rows(const PlanRequest& r, int64_t b, int64_t* begin, int64_t* rows) {
+__device__ inline uint32_t read_rows(const PlanRequest& r, int64_t b, int64_t* begin, int64_t* rows) {
   const bool ragged = r.offsets.present();
   const int64_t first = ragged ? r.offsets.at(b) : b * r.rows_per_sequence;
   const int64_t next = ragged ? r.offsets.at(b + 1) : first + r.rows_per_sequence;
@@ -70,7 +70,7 @@ __device__ uint32_t read_rows(const PlanRequest& r, int64_t b, int64_t* begin, i
 }
 
 // Slots of the sequence; -1 both: padding.
-__device__ uint32_t read_slots(const PlanRequest& r, int64_t b, int32_t first_snapshot, int64_t* in, int64_t* out) {
+__device__ inline uint32_t read_slots(const PlanRequest& r, int64_t b, int32_t first_snapshot, int64_t* in, int64_t* out) {
   const int64_t source = source_of(r, b), destination = destination_of(r, b);
   if (source < -1 || source >= r.shape.slots) return LLA_FAULT_SLOT;
   if (source == -1) return destination == -1 ? 0 : LLA_FAULT_SLOT;
@@ -89,7 +89,7 @@ __device__ uint32_t read_slots(const PlanRequest& r, int64_t b, int32_t first_sn
   return twice ? LLA_FAULT_DESTINATION : 0;
 }
 
-__device__ uint32_t read_place(const PlanRequest& r, int64_t b, const Allotment& allotment, Sequence* sequence,
+__device__ inline uint32_t read_place(const PlanRequest& r, int64_t b, const Allotment& allotment, Sequence* sequence,
                                PlannedSequence* planned) {
   const bool expected = r.expected_positions.present();
   int64_t longest = r.longest;
@@ -116,7 +116,7 @@ __device__ uint32_t read_place(const PlanRequest& r, int64_t b, const Allotment&
   return faults;
 }
 
-__device__ uint32_t store_plan(const PlanRequest& r, const Allotment& allotment, Sequence* sequence, PlannedSequence* planned) {
+__device__ inline uint32_t store_plan(const PlanRequest& r, const Allotment& allotment, Sequence* sequence, PlannedSequence* planned) {
   Spares spares{r.spares + allotment.first_spare, allotment.spares};
   NodesToStore* nodes = r.nodes + allotment.first_nodes;
   const NodesPlanned stored = plan_nodes(r.shape, *sequence, r.snapshots, allotment.first_snapshot, nodes, spares);
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kThreads) plan_slack(const __grid_constant__ P
 // ---- commit -------------------------------------------------------------------------------------------------------------
 
 // Whether all slots are what the plan saw.
-__device__ bool unmoved(const CommitRequest& r, const Sequence& sequence, const PlannedSequence& planned) {
+__device__ inline bool unmoved(const CommitRequest& r, const Sequence& sequence, const PlannedSequence& planned) {
   if (!same_image(r.records[planned.slot_in], sequence.history)) return false;
   if (!planned.in_place() && !holds_nothing(r.records[planned.slot_out])) return false;
   for (int64_t i = planned.first_snapshot; i >= 0; i = r.snapshots[i].next) {

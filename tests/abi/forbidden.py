@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What no object of the library may refer to, and why: read by the scripts that look at the core's objects and at the plugin's."""
 import fnmatch
+import re
 import subprocess
 
 # Names as the linker sees them; * stands for any characters.
@@ -26,6 +27,8 @@ FORBIDDEN = {
 }
 # Formatting into a buffer, also as distributions harden it.
 ALLOWED = ["__snprintf_chk", "__vsnprintf_chk"]
+# Host memory comes from the context's allocator.
+ALLOCATION = re.compile(r"malloc|calloc|realloc|reallocarray|free|aligned_alloc|(posix_)?memalign|strdup|_Zn[wa]\w+|_Zd[la]P\w+")
 
 
 def output(*command):
@@ -46,3 +49,10 @@ def undefined(nm, path, *options):
     """What an object, or with -D a library, refers to."""
     return [line.split()[-1].split("@")[0] for line in output(nm, "-u", *options, path).splitlines()
             if line.strip() and not line.endswith(":")]
+
+
+def section_sizes(readelf, path):
+    sizes = {}
+    for match in re.finditer(r"\]\s+(\.\S+)\s+\S+\s+\w+\s+\w+\s+([0-9a-f]+)", output(readelf, "-SW", path)):
+        sizes[match[1]] = sizes.get(match[1], 0) + int(match[2], 16)
+    return sizes

@@ -6,21 +6,12 @@ import argparse
 import re
 import sys
 
-from forbidden import output, undefined, why_forbidden
+from forbidden import ALLOCATION, output, section_sizes, undefined, why_forbidden
 
 # Probe J3.
 NEEDED = re.compile(r"lib(stdc\+\+|c\+\+|c\+\+abi|m|gcc_s|c|unwind)\.so[.\d]*|ld-linux[\w-]*\.so[.\d]*|libpthread\.so[.\d]*")
-# Host memory comes from the context's allocator; only these objects may call the C or C++ one (its default, and its own
-# threads).
-ALLOCATION = re.compile(r"malloc|calloc|realloc|reallocarray|free|aligned_alloc|(posix_)?memalign|strdup|_Zn[wa]\w+|_Zd[la]P\w+")
+# The only objects that may call the C or C++ allocator: the context's default, and its own threads.
 ALLOCATION_OBJECTS = re.compile(r"/core/(context|allocator|thread_pool|threads|pool)\w*\.cpp\.o$")
-
-
-def section_sizes(readelf, path):
-    sizes = {}
-    for match in re.finditer(r"\]\s+(\.\S+)\s+\S+\s+\w+\s+\w+\s+([0-9a-f]+)", output(readelf, "-SW", path)):
-        sizes[match[1]] = sizes.get(match[1], 0) + int(match[2], 16)
-    return sizes
 
 
 def check_library(options, faults):

@@ -8,7 +8,7 @@ namespace {
 constexpr int kRowsLog = 5;  // rows of a block
 
 // Copies the rows of one plan into the ring that is to hold them.
-__device__ void store_rows(const Convolution& p, const Sequence& sequence, const RowsToStore& plan, int64_t channel) {
+__device__ inline void store_rows(const Convolution& p, const Sequence& sequence, const RowsToStore& plan, int64_t channel) {
   const ConvLayout& layout = p.state.conv_layout;
   for (int64_t row = plan.first; row < plan.last; ++row) {
     const int64_t t = row - sequence.position;
