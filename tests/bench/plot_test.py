@@ -55,14 +55,14 @@ class Plot(unittest.TestCase):
             self.assertIsNone(root)
 
     def test_figures_of_the_documentation(self):
-        pictures = sorted(pathlib.Path(FIGURES).glob("*.svg"))
-        self.assertTrue(pictures)
-        for picture in pictures:
-            with self.subTest(picture.name):
-                figure = json.loads(picture.with_suffix(".json").read_text(encoding="utf-8"))
-                ran, root = self.draw(figure)
+        data = sorted(pathlib.Path(FIGURES).glob("*.json"))
+        self.assertTrue(data)
+        for file in data:
+            with self.subTest(file.stem):
+                ran, root = self.draw(json.loads(file.read_text(encoding="utf-8")))
                 self.assertEqual(ran.returncode, 0, ran.stderr)
-                self.assertEqual(self.points(ElementTree.parse(picture).getroot()), self.points(root))
+                picture = ElementTree.parse(file.with_suffix(".svg")).getroot()
+                self.assertEqual(self.points(picture), self.points(root))
 
 
 if __name__ == "__main__":
