@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The table of docs/sdk-checklist.md has all its rows, and what they name is there: tests of this build, files of this tree."""
+"""The table of docs/sdk-checklist.md has all its rows, and what they name is there: tests of this build, files of this tree.
+So are the parts of tests/full that are on record."""
 import argparse
 import pathlib
 import re
@@ -43,7 +44,15 @@ def main():
             faults.append(f"row {number} has no command")
         if not state.startswith(("shown", "in part: ", "not shown: ", "to be read, ")):
             faults.append(f"row {number}: is it shown?")
-    print(f"{len(rows)} rows, {total} commands, {len(tests)} tests")
+    parts = re.findall(r"^part_(\w+)\(\)", (root / "tests/full/run").read_text(encoding="utf-8"), flags=re.M)
+    runs = (root / "tests/full/results.txt").read_text(encoding="utf-8").splitlines()
+    for line in runs:
+        run = re.fullmatch(r"(\w+) +[0-9a-f]{7,}\+? +\d{4}-\d\d-\d\d +\d+ s  \w+, \d+ processors", line)
+        if not run or run[1] not in parts:
+            faults.append(f"tests/full/results.txt: what is that? {line}")
+    if not runs:
+        faults.append("no run of tests/full is on record")
+    print(f"{len(rows)} rows, {total} commands, {len(tests)} tests; {len(runs)} parts of tests/full on record")
     for fault in faults:
         print("FAULT", fault)
     return 1 if faults else 0
