@@ -4,6 +4,7 @@
 
 #include <initializer_list>
 
+#include "cpu/arithmetic.h"
 #include "cpu/mixers.h"
 #include "lla/context.h"
 
@@ -55,10 +56,12 @@ int64_t backward_tasks(const void* problem, int32_t phase) {
 
 template <int isa>
 void run_forward(const void* problem, const Limits& limits, const Scratch& scratch, int32_t, int64_t task) {
+  const Arithmetic arithmetic;
   run_delta_forward(simd(isa), *static_cast<const MixerForward*>(problem), limits, scratch, task);
 }
 template <int isa>
 void run_backward(const void* problem, const Limits& limits, const Scratch& scratch, int32_t phase, int64_t task) {
+  const Arithmetic arithmetic;
   run_delta_backward(simd(isa), *static_cast<const MixerBackward*>(problem), limits, scratch, phase, task);
 }
 

@@ -6,6 +6,7 @@
 
 #include "core/checked.h"
 #include "core/contract.h"
+#include "cpu/arithmetic.h"
 #include "cpu/simd.h"
 #include "lla/context.h"
 #include "plugin/backend.h"
@@ -161,6 +162,7 @@ inline void set_need(int64_t shared, int64_t per_thread, Need* need) {
 // A driver is a struct of static functions: accepts, measure, phases, tasks as in Kernel, and run with a table in front.
 template <class Driver, int32_t kIsa>
 void run_driver(const void* problem, const Limits& limits, const Scratch& scratch, int32_t phase, int64_t task) {
+  const Arithmetic arithmetic;
   Driver::run(simd(kIsa), problem, limits, scratch, phase, task);
 }
 

@@ -111,6 +111,7 @@ void TiledProjection::run(const Simd& simd, const Tiles& tiles, const void* prob
 
 void TiledProjection::run_on_tiles(const void* problem, const Limits& limits, const Scratch& scratch, int32_t phase,
                                    int64_t task) {
+  const Arithmetic arithmetic;
   run(simd(LLA_ISA_AVX512), *tiles(), problem, limits, scratch, phase, task);
 }
 

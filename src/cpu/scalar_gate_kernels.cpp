@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The scalar gate's entries in the kernel tables, one pair per instruction set.
+#include "cpu/arithmetic.h"
 #include "cpu/mixers.h"
 #include "cpu/scalar_gate.h"
 #include "cpu/simd.h"
@@ -25,9 +26,11 @@ int64_t forward_tasks(const void* problem, int32_t phase) { return tasks_forward
 int64_t forward_saved(const void* problem, const Limits& limits) { return saved_bytes(forward_of(problem).shape, limits); }
 template <int isa>
 void forward_run(const void* problem, const Limits& limits, const Scratch& scratch, int32_t phase, int64_t task) {
+  const Arithmetic arithmetic;
   run_forward(simd(isa), nullptr, forward_of(problem), limits, scratch, phase, task);
 }
 void forward_on_tiles(const void* problem, const Limits& limits, const Scratch& scratch, int32_t phase, int64_t task) {
+  const Arithmetic arithmetic;
   run_forward(simd(LLA_ISA_AVX512), tiles(), forward_of(problem), limits, scratch, phase, task);
 }
 
@@ -41,9 +44,11 @@ int32_t backward_phases(const void* problem) { return phases_backward(backward_o
 int64_t backward_tasks(const void* problem, int32_t phase) { return tasks_backward(backward_of(problem), phase); }
 template <int isa>
 void backward_run(const void* problem, const Limits& limits, const Scratch& scratch, int32_t phase, int64_t task) {
+  const Arithmetic arithmetic;
   run_backward(simd(isa), nullptr, backward_of(problem), limits, scratch, phase, task);
 }
 void backward_on_tiles(const void* problem, const Limits& limits, const Scratch& scratch, int32_t phase, int64_t task) {
+  const Arithmetic arithmetic;
   run_backward(simd(LLA_ISA_AVX512), tiles(), backward_of(problem), limits, scratch, phase, task);
 }
 
