@@ -75,8 +75,8 @@ class Comparison(unittest.TestCase):
                 self.assertEqual(judged((2, 0, 0), abi=1, old_version=(1, 0, 0), **change)[0], [])
 
     def test_released_nodes_are_never_touched(self):
-        for script in (MAP.replace("lla_one;", "lla_one; lla_two;"), MAP.replace("lla_one;", ""), MAP.replace("_0.1", "_0.2")):
-            self.fails("released node", (0, 2, 0), script=script)
+        for was, now in (("lla_one;", "lla_one; lla_two;"), ("lla_one;", ""), ("_0.1", "_0.2")):
+            self.fails("released node", (0, 2, 0), script=MAP.replace(was, now))
         self.assertEqual(judged((1, 0, 0), script=MAP.replace("_0.1", "_1.0"), abi=1)[0], [])
 
     def test_version_script(self):
