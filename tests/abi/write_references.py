@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a C program that refers to every declared function, so that linking it proves that each one exists."""
+"""Writes a C program that refers to every listed function (capi/lla.map), so that compiling it proves that each one is declared,
+and linking it that it exists."""
 import argparse
 import sys
 
-from public_interface import declared_functions
+from public_interface import map_functions
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--headers", required=True)
+    parser.add_argument("--map", required=True)
     parser.add_argument("--output", required=True)
     options = parser.parse_args()
-    names = declared_functions(options.headers)
+    names = [name for node in map_functions(options.map).values() for name in node]
     if not names:
-        print("no function is declared")
+        print("no function is listed")
         return 1
     lines = ["/* Written by write_references.py. */", "#include <lla/lla.h>", "#include <stdio.h>", "",
              "typedef void (*function)(void);", "static const struct {", "  const char *name;", "  function address;",
