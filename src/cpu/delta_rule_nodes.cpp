@@ -246,10 +246,9 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
     has_dkb = true;
     // The gate's share is taken from the gradient that has come through the transition, element by element: as a difference
     // of sums it would be rounding where the piece erases what it finds.
-    simd.outer_product_onto(dk, dv, n, piece.kb, 1, dk, scratch.arriving + m * dv, dv, dnode, dv, after, piece.gamma);
-    gamma_gate += simd.dot(dnode, from, size);
+    gamma_gate += simd.outer_products(dk, dv, {n, piece.kb, 1, dk, scratch.arriving + m * dv, dv},
+                                      {m, piece.a, 1, dk, weigh_arriving(column), dv}, dnode, dv, after, piece.gamma, from);
     take_reads(column, read);
-    simd.outer_product(dk, dv, m, piece.a, 1, dk, weigh_arriving(column), dv, dnode, dv, true);
     gradients->content[to] = nullptr;
     gradients->content[e] = dnode;
   };
@@ -263,8 +262,7 @@ void pass_nodes_backward(const Simd& simd, const DeltaShape& shape, const DeltaP
     simd.scale(dz, dz, piece.gamma, n * dv);
     if (from) simd.outer_product_transposed(n, dk, dv, dz, dv, from, dv, out->dkb, dk, has_dkb);
     has_dkb = has_dkb || from;
-    simd.outer_product_onto(dk, dv, n, piece.kb, 1, dk, dz, dv, node, dv, node, piece.gamma);
-    if (from) gamma_gate += simd.dot(node, from, size);
+    gamma_gate += simd.outer_products(dk, dv, {n, piece.kb, 1, dk, dz, dv}, {}, node, dv, node, piece.gamma, from);
   };
 
   uint64_t done = 0;  // entries whose reads are done

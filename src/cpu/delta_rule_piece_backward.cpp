@@ -89,7 +89,6 @@ void piece_backward(const Simd& simd, const DeltaShape& shape, bool folded, Delt
     weights_backward(simd, shape, piece, gradient);
     // A = Q + R Kb
     lower_dots(simd, m, lo, dk, gradient->da, dk, piece->kb, dk, dr, ld, true);
-    lower_transposed_times(simd, m, lo, dk, piece->r, ld, gradient->da, dk, gradient->dkb, dk, true);
     // R = P X
     lower_dots_of_lower(simd, m, lo, dr, piece->x, dp, ld);
   }
@@ -103,12 +102,22 @@ void piece_backward(const Simd& simd, const DeltaShape& shape, bool folded, Delt
   if (m > 0) lower_of_transposed_times(simd, m, lo, piece->r, dp, dm, ld);
   if (folded) lower_dots(simd, n, 0, dk, piece->kt, dk, gradient->dk, dk, dm, ld, m > 0);
   for (int64_t t = 0; t < n; ++t) std::fill(dm + t * ld + (m > 0 || folded ? t : 0), dm + t * ld + n, 0.0f);
-  lower_times(simd, n, 0, dk, dm, ld, piece->k, dk, gradient->dkb, dk, true);
-  lower_transposed_times(simd, n, 0, dk, dm, ld, piece->kb, dk, gradient->dk, dk, true);
-  if (m > 0) {  // P = tril(Q K^T)
-    lower_transposed_times(simd, m, lo, dk, dp, ld, piece->q, dk, gradient->dk, dk, true);
-    lower_times(simd, m, lo, dk, dp, ld, piece->k, dk, gradient->da, dk, true);
+  // Both of A = Q + R Kb and M = stril(Kb K^T), both of M and P = tril(Q K^T).
+  for (int64_t s = 0; s < n; s += simd.rows_of_tile) {
+    const int64_t rows = std::min(simd.rows_of_tile, n - s), first = std::max<int64_t>(0, s - lo), queries = m - first;
+    const OuterProduct of_r = {queries, piece->r + first * ld + s, 1, ld, gradient->da + first * dk, dk};
+    const OuterProduct of_m = {s + rows, dm + s * ld, ld, 1, piece->k, dk};
+    float* dkb = gradient->dkb + s * dk;
+    simd.outer_products(rows, dk, of_r, of_m, dkb, dk, dkb, 1, nullptr);
   }
+  for (int64_t s = 0; s < n; s += simd.rows_of_tile) {
+    const int64_t rows = std::min(simd.rows_of_tile, n - s), first = std::max<int64_t>(0, s - lo), queries = m - first;
+    const OuterProduct of_m = {n - s, dm + s * ld + s, 1, ld, piece->kb + s * dk, dk};
+    const OuterProduct of_p = {queries, dp + first * ld + s, 1, ld, piece->q + first * dk, dk};
+    float* dk_rows = gradient->dk + s * dk;
+    simd.outer_products(rows, dk, of_m, of_p, dk_rows, dk, dk_rows, 1, nullptr);
+  }
+  if (m > 0) lower_times(simd, m, lo, dk, dp, ld, piece->k, dk, gradient->da, dk, true);
   for (int64_t t = 0; t < n; ++t) {
     const float write = piece->write[t];
     const float* du = gradient->du + t * dv;

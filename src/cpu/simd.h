@@ -28,6 +28,16 @@ struct ChunkWeights {
 };
 constexpr int64_t kWeightsGrain = 16;
 
+// A product of outer_products: sum_p a[i*a_row + p*a_col] * b[p*ldb + j], p < k <= kProductDepth.
+struct OuterProduct {
+  int64_t k = 0;
+  const float* a = nullptr;
+  int64_t a_row = 0, a_col = 0;
+  const float* b = nullptr;
+  int64_t ldb = 0;
+};
+constexpr int64_t kProductDepth = 128;
+
 struct Simd {
   int32_t isa;           // LLA_ISA_...
   const char* name;      // "avx2"
@@ -48,6 +58,11 @@ struct Simd {
   // The same, added to factor * base[i][j] instead, whose rows have c's distance. base may be c, or null: zero.
   void (*outer_product_onto)(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
                              int64_t ldb, float* c, int64_t ldc, const float* base, float factor);
+  // Two products in one pass over c: c = factor * base + first, and then c += second; the bits are those of two passes.
+  // Returns the sum of c[i][j] * weigh[i][j] over what stood between the two, 0 if weigh is null. base as above; the rows of
+  // weigh have c's distance.
+  float (*outer_products)(int64_t m, int64_t n, const OuterProduct& first, const OuterProduct& second, float* c, int64_t ldc,
+                          const float* base, float factor, const float* weigh);
   // What outer_product makes of the transposed b: c[i][j] (+)= sum_p a[i*lda + p] * b[j*ldb + p], one p after the other. For
   // many rows; dot_product's order is another one.
   void (*outer_product_transposed)(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,

@@ -4,6 +4,7 @@
 
 namespace lla::cpu {
 struct ChunkWeights;
+struct OuterProduct;
 }
 namespace lla::cpu::HWY_NAMESPACE {
 
@@ -15,6 +16,8 @@ void outer_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_ro
                    int64_t ldb, float* c, int64_t ldc, bool accumulate);
 void outer_product_onto(int64_t m, int64_t n, int64_t k, const float* a, int64_t a_row, int64_t a_col, const float* b,
                         int64_t ldb, float* c, int64_t ldc, const float* base, float factor);
+float outer_products(int64_t m, int64_t n, const OuterProduct& first, const OuterProduct& second, float* c, int64_t ldc,
+                     const float* base, float factor, const float* weigh);
 void outer_product_transposed(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,
                               float* c, int64_t ldc, bool accumulate);
 void outer_product_scaled(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb,

@@ -643,6 +643,114 @@ void outer_product_transposed(int64_t m, int64_t n, int64_t k, const float* a, i
   outer_any(m, n, k, a, lda, 1, b, ldb, Layout::Transposed, c, ldc, {accumulate ? c : nullptr, 1}, nullptr);
 }
 
+// ---- outer_products ----
+
+namespace {
+
+// Whole vectors of columns.
+template <int Rows>
+LLA_TILE void products_tile(const OuterProduct& first, const OuterProduct& second, int64_t i0, float* c, int64_t ldc,
+                            const Start& start, const float* weigh, float* total) {
+  const D d;
+  V sums[Rows][kOuterVectors];
+  const V factor = hn::Set(d, start.factor);
+  LLA_UNROLL for (int i = 0; i < Rows; ++i) {
+    LLA_UNROLL for (int j = 0; j < kOuterVectors; ++j) {
+      sums[i][j] = start.rows ? hn::Mul(hn::LoadU(d, start.rows + (i0 + i) * ldc + j * kLanes), factor) : hn::Zero(d);
+    }
+  }
+  const auto add = [&](const OuterProduct& product) {
+    const float *a = product.a + i0 * product.a_row, *b = product.b;
+    for (int64_t p = 0; p < product.k; ++p) {
+      V vb[kOuterVectors];
+      LLA_UNROLL for (int j = 0; j < kOuterVectors; ++j) vb[j] = hn::LoadU(d, b + p * product.ldb + j * kLanes);
+      LLA_UNROLL for (int i = 0; i < Rows; ++i) {
+        const V va = hn::Set(d, a[i * product.a_row + p * product.a_col]);
+        LLA_UNROLL for (int j = 0; j < kOuterVectors; ++j) sums[i][j] = hn::MulAdd(va, vb[j], sums[i][j]);
+      }
+    }
+  };
+  if (first.k > 0) add(first);
+  if (weigh) {
+    LLA_UNROLL for (int j = 0; j < kOuterVectors; ++j) {
+      float* to = total + j * kLanes;
+      V weighed = hn::Load(d, to);
+      LLA_UNROLL for (int i = 0; i < Rows; ++i) {
+        weighed = hn::MulAdd(sums[i][j], hn::LoadU(d, weigh + (i0 + i) * ldc + j * kLanes), weighed);
+      }
+      hn::Store(weighed, d, to);
+    }
+  }
+  if (second.k > 0) add(second);
+  LLA_UNROLL for (int i = 0; i < Rows; ++i) {
+    LLA_UNROLL for (int j = 0; j < kOuterVectors; ++j) hn::StoreU(sums[i][j], d, c + (i0 + i) * ldc + j * kLanes);
+  }
+}
+
+// In two passes.
+LLA_ONCE float products_apart(int64_t m, int64_t n, const OuterProduct& first, const OuterProduct& second, int64_t i0,
+                              int64_t j0, float* c, int64_t ldc, const Start& start, const float* weigh) {
+  const auto pass = [&](const OuterProduct& product, const Start& from) {
+    const int64_t k = product.k;
+    outer_any(m, n, k, k > 0 ? product.a + i0 * product.a_row : nullptr, product.a_row, product.a_col,
+              k > 0 ? product.b + j0 : nullptr, product.ldb, Layout::Plain, c, ldc, from, nullptr);
+  };
+  pass(first, start);
+  float sum = 0;
+  for (int64_t i = 0; i < m && weigh; ++i) sum += dot(c + i * ldc, weigh + i * ldc, n);
+  if (second.k > 0) pass(second, {c, 1});
+  return sum;
+}
+
+// A panel's rows of b, one after the other.
+OuterProduct packed_panel(const OuterProduct& product, int64_t column, float* memory) {
+  const D d;
+  OuterProduct panel = product;
+  if (product.k <= 0) return panel;
+  panel.b += column;
+  if (!memory) return panel;
+  for (int64_t row = 0; row < product.k; ++row) {
+    for (int64_t j = 0; j < kOuterColumns; j += kLanes) {
+      hn::Store(hn::LoadU(d, panel.b + row * product.ldb + j), d, memory + row * kOuterColumns + j);
+    }
+  }
+  panel.b = memory;
+  panel.ldb = kOuterColumns;
+  return panel;
+}
+
+}  // namespace
+
+float outer_products(int64_t m, int64_t n, const OuterProduct& first, const OuterProduct& second, float* c, int64_t ldc,
+                     const float* base, float factor, const float* weigh) {
+  if (m <= 0 || n <= 0) return 0;
+  constexpr int64_t kHalf = 4;  // the last seven or eight rows of six are two tiles
+  alignas(64) float packed[2][kProductDepth * kOuterColumns];
+  alignas(64) float total[kOuterColumns] = {};
+  const bool pack = m > 4 * kOuterRows;
+  const int64_t whole = n - n % kOuterColumns;
+  const Start start = {base, factor};
+  int64_t i = 0;
+  for (int64_t j = 0; j < whole; j += kOuterColumns) {
+    const OuterProduct one = packed_panel(first, j, pack ? packed[0] : nullptr);
+    const OuterProduct other = packed_panel(second, j, pack ? packed[1] : nullptr);
+    const float* weights = weigh ? weigh + j : nullptr;
+    for (i = 0; m - i >= kOuterRows && (kOuterRows != 6 || m - i == 6 || m - i > 8); i += kOuterRows) {
+      products_tile<kOuterRows>(one, other, i, c + j, ldc, start.at(j), weights, total);
+    }
+    for (; m - i >= kHalf; i += kHalf) products_tile<kHalf>(one, other, i, c + j, ldc, start.at(j), weights, total);
+  }
+  float sum = 0;
+  for (const float x : total) sum += x;
+  const auto rest = [&](int64_t i0, int64_t rows, int64_t j0, int64_t columns) {
+    const int64_t at = i0 * ldc + j0;
+    return products_apart(rows, columns, first, second, i0, j0, c + at, ldc, start.at(at), weigh ? weigh + at : nullptr);
+  };
+  if (whole > 0 && i < m) sum += rest(i, m - i, 0, whole);
+  if (whole < n) sum += rest(0, m, whole, n - whole);
+  return sum;
+}
+
 LLA_ONCE void transpose(int64_t rows, int64_t columns, const float* a, int64_t lda, float* out, int64_t ldo) {
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3
   constexpr int64_t kStep = 8;

@@ -255,6 +255,49 @@ TEST_P(SimdTest, OuterProductsOfOtherKinds) {
   }
 }
 
+// Two products in one pass have the bits of two passes, and the sum between them is that of what the first pass leaves.
+TEST_P(SimdTest, TwoOuterProducts) {
+  std::vector<Size> sizes;
+  for (const int64_t m : {1, 2, 3, 4, 5, 6, 7, 8, 11, 13, 15, 16, 25, 30, 33, 70}) {
+    for (const int64_t n : {1, 7, 16, 33, 64, 100}) {
+      for (const int64_t k : {0, 1, 6, 32}) sizes.push_back({m, n, k});
+    }
+  }
+  for (const Size& z : sizes) {
+    for (const int64_t other : {int64_t{0}, int64_t{5}, kProductDepth}) {
+      SCOPED_TRACE(testing::Message() << z.m << " " << z.n << " " << z.k << " " << other);
+      const int64_t ldc = z.n + 3, lda = z.k + 2, columns = z.m + 1, ldb = z.n + 1;
+      const std::vector<float> a = random_floats(z.m * lda, 71), b = random_floats(z.k * ldb, 72);
+      const std::vector<float> at = random_floats(other * columns, 73), b2 = random_floats(other * z.n, 74);
+      const std::vector<float> base = random_floats(z.m * ldc, 75), before = random_floats(z.m * ldc, 76);
+      const std::vector<float> weigh = random_floats(z.m * ldc, 77);
+      const OuterProduct first = {z.k, z.k > 0 ? a.data() : nullptr, lda, 1, z.k > 0 ? b.data() : nullptr, ldb};
+      const OuterProduct second = {other, other > 0 ? at.data() : nullptr, 1, columns, other > 0 ? b2.data() : nullptr, z.n};
+      for (const bool with_base : {true, false}) {
+        std::vector<float> c = before, want = before;
+        const float* const from = with_base ? base.data() : nullptr;
+        s.outer_product_onto(z.m, z.n, first.k, first.a, lda, 1, first.b, ldb, want.data(), ldc, from, 0.7f);
+        double sum = 0, size = 0;
+        for (int64_t i = 0; i < z.m; ++i) {
+          for (int64_t j = 0; j < z.n; ++j) {
+            const double term = double{want[static_cast<size_t>(i * ldc + j)]} * weigh[static_cast<size_t>(i * ldc + j)];
+            sum += term;
+            size += std::abs(term);
+          }
+        }
+        s.outer_product(z.m, z.n, second.k, second.a, 1, columns, second.b, z.n, want.data(), ldc, true);
+        const float got = s.outer_products(z.m, z.n, first, second, c.data(), ldc, from, 0.7f, weigh.data());
+        ASSERT_EQ(c, want);
+        ASSERT_NEAR(got, sum, 1e-6 * size);
+        c = with_base ? base : before;  // in place, without weights
+        for (int64_t i = 0; i < z.m; ++i) std::copy_n(before.begin() + i * ldc + z.n, 3, c.begin() + i * ldc + z.n);
+        ASSERT_EQ(s.outer_products(z.m, z.n, first, second, c.data(), ldc, with_base ? c.data() : nullptr, 0.7f, nullptr), 0);
+        ASSERT_EQ(c, want);
+      }
+    }
+  }
+}
+
 // Empty sums of operands that are null, as those of an empty std::vector: c becomes what the sum is added to. Under the
 // sanitizers this also shows that no address is made of null. Products of no rows or columns touch nothing, not even c.
 TEST_P(SimdTest, ProductsOfNothing) {
