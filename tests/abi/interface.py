@@ -26,9 +26,10 @@ def declared(text):
     """What layout.c must pin: the structs, fields and constants that a header declares."""
     names = set()
     for body, struct in re.findall(r"typedef struct \w+ \{(.*?)\n\} (\w+);", text, flags=re.S):
-        names.add(f"LLA_SIZE({struct}")
-        for field in re.findall(r"(\w+)(?:\[\w+\])?;|\(\*(\w+)\)\(", body):
-            names.add(f"LLA_AT({struct}, {field[0] or field[1]}")
+        for bits in ("", "32"):
+            names.add(f"LLA_SIZE{bits}({struct}")
+            for field in re.findall(r"(\w+)(?:\[\w+\])?;|\(\*(\w+)\)\(", body):
+                names.add(f"LLA_AT{bits}({struct}, {field[0] or field[1]}")
     names |= {f"LLA_SIZE({name}" for name in re.findall(r"^typedef u?int\d+_t (\w+);", text, flags=re.M)}
     names |= {f"LLA_IS({name}" for name in re.findall(r"^#define (LLA_\w+) [(\-0-9]", text, flags=re.M)
               if not NOT_PINNED.fullmatch(name)}

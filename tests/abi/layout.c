@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pins the binary interface: sizes and offsets of every public struct on 64-bit systems, and the number of every constant.
+/* Pins the binary interface: sizes and offsets of every public struct with 64 and with 32 bits, and the number of every constant.
  * A line may be added here, never changed. Compiles as C11 and as C++. */
 #include <lla/lla.h>
 
@@ -10,6 +10,15 @@
 #endif
 #define LLA_SIZE(type, size) LLA_ASSERT(sizeof(type) == (size), "size of " #type)
 #define LLA_AT(type, field, offset) LLA_ASSERT(offsetof(type, field) == (offset), "offset of " #type "." #field)
+/* With 32 bits there are two: where 64-bit numbers lie on multiples of 4 (x86), and of 8 (Arm and others). */
+struct of_64_bits {
+  char first;
+  int64_t second;
+};
+#define LLA_EITHER(by_4, by_8) (offsetof(struct of_64_bits, second) == 4 ? (by_4) : (by_8))
+#define LLA_SIZE32(type, by_4, by_8) LLA_ASSERT(sizeof(type) == LLA_EITHER(by_4, by_8), "size of " #type)
+#define LLA_AT32(type, field, by_4, by_8) \
+  LLA_ASSERT(offsetof(type, field) == LLA_EITHER(by_4, by_8), "offset of " #type "." #field)
 #define LLA_IS(constant, number) LLA_ASSERT((constant) == (number), #constant)
 
 LLA_SIZE(lla_status, 4);
@@ -223,6 +232,193 @@ LLA_SIZE(lla_index, 16);
 LLA_AT(lla_index, data, 0);
 LLA_AT(lla_index, dtype, 8);
 LLA_AT(lla_index, location, 12);
+#else
+
+LLA_SIZE32(lla_batch_limits, 52, 56);
+LLA_AT32(lla_batch_limits, struct_size, 0, 0);
+LLA_AT32(lla_batch_limits, max_sequences, 4, 8);
+LLA_AT32(lla_batch_limits, max_rows, 12, 16);
+LLA_AT32(lla_batch_limits, max_rows_per_sequence, 20, 24);
+LLA_AT32(lla_batch_limits, max_length, 28, 32);
+LLA_AT32(lla_batch_limits, max_snapshots, 36, 40);
+LLA_AT32(lla_batch_limits, replay, 44, 48);
+LLA_AT32(lla_batch_limits, reserved, 48, 52);
+
+LLA_SIZE32(lla_rows, 160, 168);
+LLA_AT32(lla_rows, struct_size, 0, 0);
+LLA_AT32(lla_rows, sequences, 4, 8);
+LLA_AT32(lla_rows, rows_per_sequence, 12, 16);
+LLA_AT32(lla_rows, total_rows, 20, 24);
+LLA_AT32(lla_rows, offsets, 28, 32);
+LLA_AT32(lla_rows, counts, 40, 44);
+LLA_AT32(lla_rows, slot_in, 52, 56);
+LLA_AT32(lla_rows, slot_out, 64, 68);
+LLA_AT32(lla_rows, expected_positions, 76, 80);
+LLA_AT32(lla_rows, snapshots, 88, 96);
+LLA_AT32(lla_rows, snapshot_sequences, 96, 104);
+LLA_AT32(lla_rows, snapshot_rows, 108, 116);
+LLA_AT32(lla_rows, snapshot_slots, 120, 128);
+LLA_AT32(lla_rows, gradient_state, 132, 140);
+LLA_AT32(lla_rows, initial_gradient_slots, 136, 144);
+LLA_AT32(lla_rows, final_gradient_slots, 148, 156);
+
+LLA_SIZE32(lla_allocator, 16, 16);
+LLA_AT32(lla_allocator, struct_size, 0, 0);
+LLA_AT32(lla_allocator, allocate, 4, 4);
+LLA_AT32(lla_allocator, release, 8, 8);
+LLA_AT32(lla_allocator, user, 12, 12);
+
+LLA_SIZE32(lla_parallel, 20, 20);
+LLA_AT32(lla_parallel, struct_size, 0, 0);
+LLA_AT32(lla_parallel, max_threads, 4, 4);
+LLA_AT32(lla_parallel, reserved, 8, 8);
+LLA_AT32(lla_parallel, run, 12, 12);
+LLA_AT32(lla_parallel, user, 16, 16);
+
+LLA_SIZE32(lla_log, 20, 20);
+LLA_AT32(lla_log, struct_size, 0, 0);
+LLA_AT32(lla_log, level, 4, 4);
+LLA_AT32(lla_log, reserved, 8, 8);
+LLA_AT32(lla_log, write, 12, 12);
+LLA_AT32(lla_log, user, 16, 16);
+
+LLA_SIZE32(lla_context_options, 40, 40);
+LLA_AT32(lla_context_options, struct_size, 0, 0);
+LLA_AT32(lla_context_options, backend, 4, 4);
+LLA_AT32(lla_context_options, device, 8, 8);
+LLA_AT32(lla_context_options, isa, 12, 12);
+LLA_AT32(lla_context_options, determinism, 16, 16);
+LLA_AT32(lla_context_options, threads, 20, 20);
+LLA_AT32(lla_context_options, reserved, 24, 24);
+LLA_AT32(lla_context_options, allocator, 28, 28);
+LLA_AT32(lla_context_options, parallel, 32, 32);
+LLA_AT32(lla_context_options, log, 36, 36);
+
+LLA_SIZE32(lla_layer_desc, 180, 184);
+LLA_AT32(lla_layer_desc, struct_size, 0, 0);
+LLA_AT32(lla_layer_desc, kind, 4, 4);
+LLA_AT32(lla_layer_desc, mixer, 8, 8);
+LLA_AT32(lla_layer_desc, heads, 12, 16);
+LLA_AT32(lla_layer_desc, groups, 20, 24);
+LLA_AT32(lla_layer_desc, key_dim, 28, 32);
+LLA_AT32(lla_layer_desc, value_dim, 36, 40);
+LLA_AT32(lla_layer_desc, hidden, 44, 48);
+LLA_AT32(lla_layer_desc, outputs, 52, 56);
+LLA_AT32(lla_layer_desc, grain, 60, 64);
+LLA_AT32(lla_layer_desc, levels, 68, 72);
+LLA_AT32(lla_layer_desc, lambda_form, 76, 80);
+LLA_AT32(lla_layer_desc, level_overflow, 80, 84);
+LLA_AT32(lla_layer_desc, gate_form, 84, 88);
+LLA_AT32(lla_layer_desc, write_form, 88, 92);
+LLA_AT32(lla_layer_desc, head_map, 92, 96);
+LLA_AT32(lla_layer_desc, qk_norm, 96, 100);
+LLA_AT32(lla_layer_desc, scale, 100, 104);
+LLA_AT32(lla_layer_desc, lambda_scale, 108, 112);
+LLA_AT32(lla_layer_desc, qk_norm_epsilon, 116, 120);
+LLA_AT32(lla_layer_desc, dt_min, 124, 128);
+LLA_AT32(lla_layer_desc, dt_max, 132, 136);
+LLA_AT32(lla_layer_desc, conv_width, 140, 144);
+LLA_AT32(lla_layer_desc, conv_activation, 148, 152);
+LLA_AT32(lla_layer_desc, norm_form, 152, 156);
+LLA_AT32(lla_layer_desc, norm_group, 156, 160);
+LLA_AT32(lla_layer_desc, norm_epsilon, 164, 168);
+LLA_AT32(lla_layer_desc, inner_dtype, 172, 176);
+LLA_AT32(lla_layer_desc, reserved, 176, 180);
+
+LLA_SIZE32(lla_forward_args, 64, 80);
+LLA_AT32(lla_forward_args, struct_size, 0, 0);
+LLA_AT32(lla_forward_args, batch, 4, 4);
+LLA_AT32(lla_forward_args, state, 8, 8);
+LLA_AT32(lla_forward_args, layer_index, 12, 16);
+LLA_AT32(lla_forward_args, io, 20, 24);
+LLA_AT32(lla_forward_args, io_count, 24, 32);
+LLA_AT32(lla_forward_args, weights, 32, 40);
+LLA_AT32(lla_forward_args, weight_count, 36, 48);
+LLA_AT32(lla_forward_args, workspace, 44, 56);
+LLA_AT32(lla_forward_args, workspace_bytes, 48, 60);
+LLA_AT32(lla_forward_args, saved, 52, 64);
+LLA_AT32(lla_forward_args, saved_bytes, 56, 68);
+LLA_AT32(lla_forward_args, stream, 60, 72);
+
+LLA_SIZE32(lla_backward_args, 88, 112);
+LLA_AT32(lla_backward_args, struct_size, 0, 0);
+LLA_AT32(lla_backward_args, batch, 4, 4);
+LLA_AT32(lla_backward_args, state, 8, 8);
+LLA_AT32(lla_backward_args, layer_index, 12, 16);
+LLA_AT32(lla_backward_args, io, 20, 24);
+LLA_AT32(lla_backward_args, io_count, 24, 32);
+LLA_AT32(lla_backward_args, weights, 32, 40);
+LLA_AT32(lla_backward_args, weight_count, 36, 48);
+LLA_AT32(lla_backward_args, outputs, 44, 56);
+LLA_AT32(lla_backward_args, output_count, 48, 64);
+LLA_AT32(lla_backward_args, gradients, 56, 72);
+LLA_AT32(lla_backward_args, gradient_count, 60, 80);
+LLA_AT32(lla_backward_args, workspace, 68, 88);
+LLA_AT32(lla_backward_args, workspace_bytes, 72, 92);
+LLA_AT32(lla_backward_args, saved, 76, 96);
+LLA_AT32(lla_backward_args, saved_bytes, 80, 100);
+LLA_AT32(lla_backward_args, stream, 84, 104);
+
+LLA_SIZE32(lla_state_desc, 52, 56);
+LLA_AT32(lla_state_desc, struct_size, 0, 0);
+LLA_AT32(lla_state_desc, kind, 4, 4);
+LLA_AT32(lla_state_desc, node_dtype, 8, 8);
+LLA_AT32(lla_state_desc, tail_dtype, 12, 12);
+LLA_AT32(lla_state_desc, reserved, 16, 16);
+LLA_AT32(lla_state_desc, slots, 20, 24);
+LLA_AT32(lla_state_desc, max_length, 28, 32);
+LLA_AT32(lla_state_desc, max_draft, 36, 40);
+LLA_AT32(lla_state_desc, node_blocks, 44, 48);
+
+LLA_SIZE32(lla_block_geometry, 60, 64);
+LLA_AT32(lla_block_geometry, struct_size, 0, 0);
+LLA_AT32(lla_block_geometry, count, 4, 8);
+LLA_AT32(lla_block_geometry, bytes, 12, 16);
+LLA_AT32(lla_block_geometry, alignment, 20, 24);
+LLA_AT32(lla_block_geometry, head_bytes, 28, 32);
+LLA_AT32(lla_block_geometry, blocks_per_fold, 36, 40);
+LLA_AT32(lla_block_geometry, record_bytes, 44, 48);
+LLA_AT32(lla_block_geometry, layout, 52, 56);
+
+LLA_SIZE32(lla_block_memory, 28, 32);
+LLA_AT32(lla_block_memory, layer_index, 0, 0);
+LLA_AT32(lla_block_memory, kind, 8, 8);
+LLA_AT32(lla_block_memory, reserved, 12, 12);
+LLA_AT32(lla_block_memory, base, 16, 16);
+LLA_AT32(lla_block_memory, stride, 20, 24);
+
+LLA_SIZE32(lla_image_info, 108, 112);
+LLA_AT32(lla_image_info, struct_size, 0, 0);
+LLA_AT32(lla_image_info, bytes, 4, 8);
+LLA_AT32(lla_image_info, position, 12, 16);
+LLA_AT32(lla_image_info, layers, 20, 24);
+LLA_AT32(lla_image_info, grain, 28, 32);
+LLA_AT32(lla_image_info, format, 36, 40);
+LLA_AT32(lla_image_info, reserved, 40, 44);
+LLA_AT32(lla_image_info, tag, 44, 48);
+
+LLA_SIZE32(lla_error, 252, 252);
+LLA_AT32(lla_error, struct_size, 0, 0);
+LLA_AT32(lla_error, code, 4, 4);
+LLA_AT32(lla_error, text, 8, 8);
+
+LLA_SIZE32(lla_tensor, 108, 112);
+LLA_AT32(lla_tensor, data, 0, 0);
+LLA_AT32(lla_tensor, dtype, 4, 4);
+LLA_AT32(lla_tensor, rank, 8, 8);
+LLA_AT32(lla_tensor, dims, 12, 16);
+LLA_AT32(lla_tensor, strides, 60, 64);
+
+LLA_SIZE32(lla_binding, 116, 120);
+LLA_AT32(lla_binding, role, 0, 0);
+LLA_AT32(lla_binding, flags, 4, 4);
+LLA_AT32(lla_binding, tensor, 8, 8);
+
+LLA_SIZE32(lla_index, 12, 12);
+LLA_AT32(lla_index, data, 0, 0);
+LLA_AT32(lla_index, dtype, 4, 4);
+LLA_AT32(lla_index, location, 8, 8);
+
 #endif
 
 LLA_IS(LLA_VERSION_MAJOR, 0);
