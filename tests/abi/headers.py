@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles each public header alone, included twice, in every supported dialect of C and C++, with pedantic warnings."""
+"""Compiles each public header alone, included twice, in every supported dialect of C and C++, with pedantic warnings; the one for
+C++ with and without exceptions and run-time type information."""
 import argparse
 import pathlib
 import subprocess
@@ -8,6 +9,7 @@ import sys
 
 C_DIALECTS = ["c99", "c11", "c17", "c2x"]
 CXX_DIALECTS = ["c++11", "c++14", "c++17", "c++20", "c++2b"]
+HPP_DIALECTS = ["c++17", "c++20", "c++2b"]
 WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-pedantic-errors", "-Werror", "-Wundef", "-Wshadow", "-Wconversion"]
 C_WARNINGS = ["-Wstrict-prototypes", "-Wc++-compat"]
 CXX_WARNINGS = ["-Wold-style-cast"]
@@ -40,8 +42,16 @@ def main():
                 checked += 1
                 source = text + "int main() { return 0; }\n"
                 failed += not compiles([options.cxx, f"-std={dialect}", *common, *CXX_WARNINGS, "-xc++", "-"], source)
+    hpp = sorted((pathlib.Path(options.include) / "lla").glob("*.hpp"))
+    for header in hpp:
+        source = f"#include <lla/{header.name}>\n" * 2 + "int main() { return 0; }\n"
+        for flags in ([], ["-fno-exceptions", "-fno-rtti"], ["-DLLA_STATIC"]):
+            for dialect in HPP_DIALECTS:
+                checked += 1
+                failed += not compiles([options.cxx, f"-std={dialect}", *WARNINGS, *CXX_WARNINGS, *flags, "-fsyntax-only",
+                                        f"-I{options.include}", "-xc++", "-"], source)
     print(f"{checked} compilations, {failed} failed")
-    return 1 if failed or not checked else 0
+    return 1 if failed or not checked or not hpp else 0
 
 
 if __name__ == "__main__":
