@@ -41,8 +41,8 @@ lla_status lla_batch_init(lla_context* context, const lla_batch_limits* limits, 
   return LLA_OK;
 }
 
-lla_status lla_batch_device_size(const lla_context* context, const lla_batch_limits* limits, size_t* bytes, size_t* alignment,
-                                 lla_error* error) {
+lla_status lla_batch_device_size(const lla_context* context, const lla_batch_limits* limits, size_t* bytes,
+                                 size_t* alignment, lla_error* error) {
   LLA_REQUIRE(context);
   LLA_REQUIRE(limits);
   LLA_REQUIRE(bytes);

@@ -105,7 +105,7 @@ inline lla_status check_layer_index(int64_t layers, int64_t index, const char* f
   } while (0)
 
 // Refuses a stream where there is none, and makes the context's device the current one until the entry returns.
-#define LLA_ON_DEVICE(context, stream)                                            \
-  LLA_TRY(::lla::capi::check_stream((context), (stream), __func__, error));       \
-  const ::lla::DeviceScope lla_device_scope_(context);                            \
+#define LLA_ON_DEVICE(context, stream)                                      \
+  LLA_TRY(::lla::capi::check_stream((context), (stream), __func__, error)); \
+  const ::lla::DeviceScope lla_device_scope_(context);                      \
   LLA_TRY(lla_device_scope_.check(error))

@@ -57,8 +57,8 @@ struct Call {
   State* state = nullptr;
 };
 
-lla_status read_call(const lla_layer* layer, const lla_forward_args* given, const char* function, Call<lla_forward_args>* call,
-                     lla_error* error) noexcept {
+lla_status read_call(const lla_layer* layer, const lla_forward_args* given, const char* function,
+                     Call<lla_forward_args>* call, lla_error* error) noexcept {
   LLA_TRY(read_struct(given, function, "arguments", &call->arguments, error));
   return check_call(*unwrap(layer), call->arguments, function, &call->batch, &call->state, error);
 }

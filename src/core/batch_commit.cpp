@@ -67,16 +67,15 @@ int64_t link_destinations(Batch* batch, bool change) noexcept {
   return released + release_plan(batch);
 }
 
-lla_status commit_batch(State* state, Batch* batch, const lla_index& accepted, void* stream,
-                        lla_error* error) noexcept {
+lla_status commit_batch(State* state, Batch* batch, const lla_index& accepted, void* stream, lla_error* error) noexcept {
   LLA_TRY(check_batch(*batch, state, error));
   if (!state) return fail(error, LLA_INVALID_ARGUMENT, "batch was planned without a state: there is nothing to commit");
   if (accepted.data) LLA_TRY(check_index(accepted, "accepted", batch->context, error));
   if (batch->on_device || lies_on_device(accepted)) return commit_on_device(batch, accepted, stream, error);
   LLA_TRY(check_accepted(*batch, accepted, error));
   for (int64_t b = 0; b < batch->view.count; ++b) batch->records[b].accepted = accepted_rows(*batch, accepted, b);
-  // Without rows a destination is a copy of the history, which nobody has stored there. A device that refuses the copy leaves
-  // records as they were.
+  // Without rows a destination is a copy of the history, which nobody has stored there. A device that refuses the copy
+  // leaves records as they were.
   lla_status status = LLA_OK;
   for_all_destinations(*batch, [&](const Sequence& sequence, int64_t rows, const RowPlaces&, int64_t slot) {
     if (status == LLA_OK && rows == 0)

@@ -31,7 +31,8 @@ class BatchPlanner {
     batch_.nodes_used = batch_.rows_used = batch_.snapshot_count = batch_.released = batch_.spare_count = 0;
     batch_.view = BatchView();
     batch_.on_device = false;
-    for (const lla_index* array : {&rows_.offsets, &rows_.counts, &rows_.slot_in, &rows_.slot_out, &rows_.expected_positions})
+    for (const lla_index* array :
+         {&rows_.offsets, &rows_.counts, &rows_.slot_in, &rows_.slot_out, &rows_.expected_positions})
       batch_.on_device = batch_.on_device || lies_on_device(*array);
     batch_.slots_known = !state_ || (!lies_on_device(rows_.slot_in) && !lies_on_device(rows_.slot_out));
     batch_.may_fork = batch_.collected = false;
@@ -192,8 +193,9 @@ lla_status BatchPlanner::check_rows() {
       return fail(error_, LLA_INVALID_ARGUMENT, "offsets[%lld] = %lld exceeds the batch's max_rows %lld", ll(b + 1),
                   ll(next), ll(limits.rows));
     const bool unknown = lies_on_device(rows_.counts);
-    const int64_t count = counted ? index_at(rows_.counts, b)
-                          : unknown ? std::min(next - begin, limits.rows_per_sequence) : next - begin;
+    const int64_t count = counted   ? index_at(rows_.counts, b)
+                          : unknown ? std::min(next - begin, limits.rows_per_sequence)
+                                    : next - begin;
     if (count < 0) return fail(error_, LLA_INVALID_ARGUMENT, "counts[%lld] = %lld is negative", ll(b), ll(count));
     if (count > next - begin)
       return fail(error_, LLA_INVALID_ARGUMENT, "counts[%lld] = %lld exceeds the %lld rows up to the next sequence", ll(b),

@@ -21,8 +21,8 @@ struct SnapshotRecord : PlannedSnapshot {
   bool reserved = false;
 };
 
-// Plans of nodes that a batch has room for: a sequence stores nodes at every border that a draft crosses, or at its last one, and
-// at one border of each snapshot. And runs of rows: tail and convolution of each sequence and snapshot.
+// Plans of nodes that a batch has room for: a sequence stores nodes at every border that a draft crosses, or at its last
+// one, and at one border of each snapshot. And runs of rows: tail and convolution of each sequence and snapshot.
 inline Size node_plans(const Limits& limits) {
   const Size borders = Size(limits.sequences) * kMostDraftChunks;
   return Size(borders.valid() ? std::min(borders.value(), limits.rows) : limits.rows) + limits.snapshots;
@@ -32,15 +32,15 @@ inline Size row_plans(const Limits& limits) { return (Size(limits.sequences) + l
 // Index arrays of a plan that may lie on the device.
 constexpr int kPlanArrays = 5;
 
-// What goes to the device for a plan that is made there, in one piece: Allotment [sequences], PlannedSnapshot [snapshots], the
-// arrays that the caller has on the host (int64 each), and spare node blocks (int32).
+// What goes to the device for a plan that is made there, in one piece: Allotment [sequences], PlannedSnapshot [snapshots],
+// the arrays that the caller has on the host (int64 each), and spare node blocks (int32).
 inline Size request_bytes(const Limits& limits) {
   return Size(limits.sequences) * (sizeof(Allotment) + kPlanArrays * sizeof(int64_t)) + kPlanArrays * sizeof(int64_t) +
          Size(limits.snapshots) * sizeof(PlannedSnapshot) + node_plans(limits) * (kNodes * sizeof(int32_t));
 }
 
-// Says what sequence b of the batch, whose history is known, stores where; take() gives fresh node blocks. False: there are no
-// more of them.
+// Says what sequence b of the batch, whose history is known, stores where; take() gives fresh node blocks. False: there are
+// no more of them.
 template <class Take>
 bool store_sequence(Batch* batch, State* state, int64_t b, Take& take) {
   Sequence& sequence = batch->sequences[b];

@@ -84,8 +84,8 @@ lla_status repeat_plan(Batch* batch, lla_error* error) {
     sequence.history = state.record(answer.slot_in).image;
     sequence.position = sequence.history.position;
     if (sequence.position != answer.position || answer.rows > record.most_rows)
-      return fail(error, LLA_INTERNAL, "sequence %lld: slot %lld stands at %lld on the host, the device planned from %lld", ll(b),
-                  ll(answer.slot_in), ll(sequence.position), ll(answer.position));
+      return fail(error, LLA_INTERNAL, "sequence %lld: slot %lld stands at %lld on the host, the device planned from %lld",
+                  ll(b), ll(answer.slot_in), ll(sequence.position), ll(answer.position));
     const int32_t* next = batch->spares + batch->allotments[b].first_spare;
     const int32_t* end = next + batch->allotments[b].spares;
     const auto take = [&] { return next < end ? *next++ : -1; };
@@ -100,8 +100,8 @@ lla_status check_counts(const Batch& batch, const lla_index& accepted, lla_error
   for (int64_t b = 0; accepted.data && b < batch.view.count; ++b) {
     const PlannedSequence& answer = batch.answers[b];
     if (answer.slot_in < 0 || answer.faults != 0 || index_at(accepted, b) == answer.accepted) continue;
-    return fail(error, LLA_INVALID_ARGUMENT, "accepted[%lld] = %lld, but the commit kept %lld", ll(b), ll(index_at(accepted, b)),
-                ll(answer.accepted));
+    return fail(error, LLA_INVALID_ARGUMENT, "accepted[%lld] = %lld, but the commit kept %lld", ll(b),
+                ll(index_at(accepted, b)), ll(answer.accepted));
   }
   return LLA_OK;
 }
@@ -176,7 +176,8 @@ lla_status settle_pending(Batch* batch, const lla_index& accepted, lla_error* er
   if (!batch->collected && batch->on_device)
     return fail(error, LLA_BUSY, "batch: the device planned it: lla_batch_collect() comes first");
   if (!batch->collected && batch->counts_given && !accepted.data)
-    return fail(error, LLA_NULL_POINTER, "accepted is not given, and lla_batch_collect() has not brought the commit's counts");
+    return fail(error, LLA_NULL_POINTER,
+                "accepted is not given, and lla_batch_collect() has not brought the commit's counts");
   if (batch->collected) LLA_TRY(check_counts(*batch, accepted, error));
   if (batch->on_device) LLA_TRY(repeat_plan(batch, error));
   if (batch->slots_known) {  // as they were raised

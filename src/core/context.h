@@ -21,12 +21,12 @@ struct Context {
   lla_backend kind = LLA_BACKEND_CPU;
   lla_determinism determinism = LLA_DETERMINISM_BATCH_INVARIANT;
   lla_allocator allocator{};
-  lla_parallel parallel{};     // always complete; the own pool or a serial loop fill it in if the caller gave none
+  lla_parallel parallel{};  // always complete; the own pool or a serial loop fill it in if the caller gave none
   lla_log log{};
-  ThreadPool* pool = nullptr;  // own pool, if asked for
+  ThreadPool* pool = nullptr;      // own pool, if asked for
   const Plugin* device = nullptr;  // null: the backend works in host memory
   int32_t device_number = 0;
-  int32_t process = 0;             // with a device: who made the context; a forked child cannot use it
+  int32_t process = 0;  // with a device: who made the context; a forked child cannot use it
   char device_name[128] = {};
   char fallback_reason[200] = {};
 
@@ -54,7 +54,8 @@ class DeviceScope {
 };
 
 // Work on the memory of the backend, host or device; on a device in the order of the stream.
-lla_status copy_memory(const Context& context, void* to, const void* from, int64_t bytes, void* stream, lla_error* error) noexcept;
+lla_status copy_memory(const Context& context, void* to, const void* from, int64_t bytes, void* stream,
+                       lla_error* error) noexcept;
 lla_status clear_memory(const Context& context, void* at, int64_t bytes, void* stream, lla_error* error) noexcept;
 lla_status wait_for(const Context& context, void* stream, lla_error* error) noexcept;
 // For what waits, or allocates: LLA_CAPTURE_UNSAFE, before anything is done, if a graph is made of what the stream is given.

@@ -12,7 +12,7 @@ namespace lla {
 }  // namespace lla
 
 // Returns from the calling function if `expression` is not LLA_OK.
-#define LLA_TRY(expression)                                  \
-  do {                                                       \
+#define LLA_TRY(expression)                                                  \
+  do {                                                                       \
     if (const lla_status lla_try_ = (expression); lla_try_) return lla_try_; \
   } while (0)

@@ -168,7 +168,8 @@ lla_status State::own_node(SlotRecord* record, int b, void* stream, int32_t* id,
   for (int64_t i = 0; old >= 0 && i < plan_.layers && status == LLA_OK; ++i) {
     const SlotMemory& memory = memory_[i];
     if (!memory.nodes.base) continue;
-    status = copy_memory(*context_, memory.nodes.block(*id), memory.nodes.block(old), memory.node_layout.bytes(), stream, error);
+    status =
+        copy_memory(*context_, memory.nodes.block(*id), memory.nodes.block(old), memory.node_layout.bytes(), stream, error);
   }
   if (status != LLA_OK) {
     release_node(*id);
@@ -237,7 +238,8 @@ lla_status State::read(int64_t slot, int64_t layer, lla_state_part part, int64_t
   LLA_TRY(staged.open(memory, only_node(image, node), {is_node(part), !is_node(part)}, true, error));
   const int32_t staged_node = node < 0 ? -1 : staged.image().node[0];
   visit_elements(
-      box, tensor, [&](int64_t i, int64_t j) { return locate(plan_, staged.memory(), staged.image(), box, staged_node, i, j); },
+      box, tensor,
+      [&](int64_t i, int64_t j) { return locate(plan_, staged.memory(), staged.image(), box, staged_node, i, j); },
       [&](int64_t element, const char* data, int64_t k) {
         store_element<double>(tensor.data, tensor.dtype, element, data ? load_element<double>(data, box.dtype, k) : 0.0);
       });
@@ -276,7 +278,8 @@ lla_status State::write(int64_t slot, int64_t layer, lla_state_part part, int64_
   LLA_TRY(staged.open(memory, only_node(image, node), {is_node(part), !is_node(part)}, true, error));
   const int32_t staged_node = node < 0 ? -1 : staged.image().node[0];
   visit_elements(
-      box, tensor, [&](int64_t i, int64_t j) { return locate(plan_, staged.memory(), staged.image(), box, staged_node, i, j); },
+      box, tensor,
+      [&](int64_t i, int64_t j) { return locate(plan_, staged.memory(), staged.image(), box, staged_node, i, j); },
       [&](int64_t element, char* data, int64_t k) {
         if (data) store_element<double>(data, box.dtype, k, load_element<double>(tensor.data, tensor.dtype, element));
       });

@@ -7,8 +7,8 @@ namespace lla {
 
 lla_status State::check_current(int64_t slot, const char* name, lla_error* error) const noexcept {
   if (is_current(slot)) return LLA_OK;
-  return fail(error, LLA_BUSY, "%s: commits of slot %lld on the device are not settled: lla_state_settle() comes first", name,
-              static_cast<long long>(slot));
+  return fail(error, LLA_BUSY, "%s: commits of slot %lld on the device are not settled: lla_state_settle() comes first",
+              name, static_cast<long long>(slot));
 }
 
 uint64_t State::begin_commit(bool known) noexcept {

@@ -43,10 +43,14 @@ const Backend& backend_of() {
 
 const Backend& cpu_backend(int32_t isa) {
   switch (isa == LLA_ISA_DEFAULT ? cpu_isa() : isa) {
-    case LLA_ISA_AVX2: return backend_of<LLA_ISA_AVX2>();
-    case LLA_ISA_AVX512: return backend_of<LLA_ISA_AVX512>();
-    case LLA_ISA_NEON: return backend_of<LLA_ISA_NEON>();
-    default: return backend_of<LLA_ISA_BASELINE>();
+    case LLA_ISA_AVX2:
+      return backend_of<LLA_ISA_AVX2>();
+    case LLA_ISA_AVX512:
+      return backend_of<LLA_ISA_AVX512>();
+    case LLA_ISA_NEON:
+      return backend_of<LLA_ISA_NEON>();
+    default:
+      return backend_of<LLA_ISA_BASELINE>();
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Causal depthwise convolution with its history ring, and its gradients (docs/mathematics.md; rings: plugin/slot.h). Rows are
-// vectors over a block of channels.
+// Causal depthwise convolution with its history ring, and its gradients (docs/mathematics.md; rings: plugin/slot.h). Rows
+// are vectors over a block of channels.
 #include "cpu/parts.h"
 
 namespace lla::cpu {

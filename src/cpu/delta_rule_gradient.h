@@ -21,7 +21,7 @@ struct DeltaRowsOut {
                int64_t group, int64_t part, bool first_of_part, bool first_of_group);
   float* dq = nullptr;  // [rows][dk] of the part; null: straight into the tensors
   float* dk = nullptr;
-  bool add = false;     // to what earlier heads left there
+  bool add = false;  // to what earlier heads left there
   bool first_of_group = false;
 };
 

@@ -127,7 +127,7 @@ struct NormArrays {
   float *d, *weight;                 // [width], repeated over heads or groups
   float *u, *skip, *z, *gate, *a;    // [width]
   float *dy, *du, *dgate, *sigmoid;  // [width], backward
-  float *ones;                       // [width]
+  float* ones;                       // [width]
 
   void take(Carver* carver, const GatedNorm& p) {
     for (float** array : {&d, &weight, &u, &skip, &z, &gate, &a, &dy, &du, &dgate, &sigmoid, &ones}) {

@@ -24,8 +24,8 @@ struct DenseProduct {
   const void* bias = nullptr;
 };
 
-// Makes cuBLASLt ready on the current device, if it is installed. Called when a layer with projections is created: who has none
-// does not wait for its library.
+// Makes cuBLASLt ready on the current device, if it is installed. Called when a layer with projections is created: who has
+// none does not wait for its library.
 void load_cublaslt();
 // Puts the product on the stream; false: nothing was done, and another kernel has to do it. `workspace` is
 // kCublasltWorkspace bytes, 256-byte aligned. Allocates nothing.

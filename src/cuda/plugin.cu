@@ -51,7 +51,8 @@ bool is_capturing(void* stream) {
   return error == cudaErrorStreamCaptureImplicit;  // the default stream, while another one is captured
 }
 
-// The driver's own question, looked up when a device is opened: nothing links with libcuda, which machines without a device lack.
+// The driver's own question, looked up when a device is opened: nothing links with libcuda, which machines without a device
+// lack.
 std::atomic<decltype(&cuCtxGetCurrent)> context_query{nullptr};
 void find_context_query() {
   void* entry = nullptr;

@@ -49,8 +49,8 @@ struct Kernel {
   void (*run)(const void* problem, const Limits& limits, const Scratch& scratch, int32_t phase, int64_t task);
   // Mixers: bytes of the `saved` buffer within the limits (negative: overflow); null: nothing to save.
   int64_t (*saved_bytes)(const void* problem, const Limits& limits);
-  // Device backends, instead of phases, tasks and run: puts the work on the stream; `scratch` is Need::shared bytes of device
-  // memory. Never allocates, waits, or reads what lies on the device. Returns an lla_status.
+  // Device backends, instead of phases, tasks and run: puts the work on the stream; `scratch` is Need::shared bytes of
+  // device memory. Never allocates, waits, or reads what lies on the device. Returns an lla_status.
   int32_t (*launch)(const void* problem, const Limits& limits, char* scratch, void* stream) = nullptr;
   // Device backends: makes sure that the kernels are on the device, so that the first launch does not load them.
   int32_t (*load)() = nullptr;

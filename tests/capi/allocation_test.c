@@ -28,8 +28,8 @@ static lla_status try_everything(meter *m, const lla_layer_desc *desc, int32_t t
     r.layer_count = 1;
     rig_make_layer(&r, 0, desc, layer);
     rig_fill(&r, 0, 1, 0, 70);
-    status =
-        lla_append(layer, state, 0, r.layer[0].io, r.layer[0].io_count, r.layer[0].weight, r.layer[0].weight_count, NULL, &error);
+    status = lla_append(layer, state, 0, r.layer[0].io, r.layer[0].io_count, r.layer[0].weight, r.layer[0].weight_count,
+                        NULL, &error);
     OK(lla_state_length(state, 0, &length, &error));
     CHECK(length == (status == LLA_OK ? 70 : 0));
     OK(lla_state_query(state, LLA_STATE_FREE_NODE_BLOCKS, 0, &free_blocks, &error));

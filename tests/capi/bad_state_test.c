@@ -301,10 +301,10 @@ static void parts(void **unused) {
   FAILS(LLA_INVALID_ARGUMENT, "index", lla_state_write(s, 1, 0, LLA_PART_NODE, 0, &node, NULL, &error)); /* no such node */
   OK(lla_state_read(s, 1, 0, LLA_PART_NODE, 0, &node, NULL, &error));                                    /* reads as zero */
   for (i = 0; i < 4 * 8 * 12; ++i) CHECK(data[i] == 0.0f);
-#define BAD_TENSOR(change, status)                                                     \
-  do {                                                                                 \
-    lla_tensor t = k;                                                                  \
-    change;                                                                            \
+#define BAD_TENSOR(change, status)                                                           \
+  do {                                                                                       \
+    lla_tensor t = k;                                                                        \
+    change;                                                                                  \
     FAILS(status, "tensor", lla_state_read(s, 0, 0, LLA_PART_TAIL_K, 0, &t, NULL, &error));  \
     FAILS(status, "tensor", lla_state_write(s, 0, 0, LLA_PART_TAIL_K, 0, &t, NULL, &error)); \
   } while (0)

@@ -362,7 +362,9 @@ static inline void rig_check_same_slot(const rig *a, int64_t slot_a, const rig *
   free(image_b);
 }
 
-static inline void rig_reset(rig *r, int64_t slot) { OK(lla_state_reset(r->state, index64(&slot), 1, no_index(), NULL, &error)); }
+static inline void rig_reset(rig *r, int64_t slot) {
+  OK(lla_state_reset(r->state, index64(&slot), 1, no_index(), NULL, &error));
+}
 
 static inline int64_t rig_query(const rig *r, lla_state_key key, int64_t slot) {
   int64_t value = -1;

@@ -92,7 +92,8 @@ int run(int argc, char** argv) {
     throw lm::Error("--dtype must be f64, f32, bf16 or f16, not '" + a.text("dtype") + "'");
   if (a.given("inner")) {
     options.inner = lm::dtype_by_name(a.text("inner"));
-    if (options.inner == LLA_DTYPE_DEFAULT) throw lm::Error("--inner must be f64, f32, bf16 or f16, not '" + a.text("inner") + "'");
+    if (options.inner == LLA_DTYPE_DEFAULT)
+      throw lm::Error("--inner must be f64, f32, bf16 or f16, not '" + a.text("inner") + "'");
   }
   options.grain = a.integer("grain", 1, 4096);
   options.splits = integers(a.text("split"));

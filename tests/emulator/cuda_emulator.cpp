@@ -169,7 +169,7 @@ void enter() {
   std::fprintf(stderr, "emulator: deadlock in block (%u, %u, %u)\n", self.block.x, self.block.y, self.block.z);
   for (unsigned begin = 0, end; begin < threads; begin = end) {
     char text[160] = "finished", next[160];
-    const auto say = [](const Fiber& fiber, char (&to)[160]) {
+    const auto say = [](const Fiber& fiber, char(&to)[160]) {
       std::snprintf(to, sizeof to, "finished");
       if (!fiber.finished) fiber.wait.describe(fiber.wait.object, fiber.wait.value, to, sizeof to);
     };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs CUDA kernels on the CPU, one block after the other, each thread of a block as a fiber, so that the logic of kernels is
-// tested on machines without a GPU. Barriers, shuffles and matrix instructions are real meeting points. Speed, races and
+// Runs CUDA kernels on the CPU, one block after the other, each thread of a block as a fiber, so that the logic of kernels
+// is tested on machines without a GPU. Barriers, shuffles and matrix instructions are real meeting points. Speed, races and
 // memory spaces are not emulated; shared memory and fresh device memory begin as NaN.
 #pragma once
 
@@ -146,7 +146,8 @@ inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z,
 using std::max;
 using std::min;
 
-// ---- the part of the run-time library that the backend uses ----------------------------------------------------------------
+// ---- the part of the run-time library that the backend uses
+// ----------------------------------------------------------------
 
 using cudaStream_t = struct EmulatedStream*;
 using cudaError_t = int;

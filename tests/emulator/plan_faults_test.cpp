@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a bad value in memory of the device does to a plan or a commit that is made there, and what the host may do meanwhile.
+// What a bad value in memory of the device does to a plan or a commit that is made there, and what the host may do
+// meanwhile.
 #include <gtest/gtest.h>
 
 #include "device_plan_testing.h"
@@ -241,7 +242,8 @@ TEST_F(Faults, MovedSincePlan) {
     EXPECT_TRUE(same_image(state_->record(slot).image, state_->device_records()[slot]));
   }
 }
-// While commits are not settled the host neither plans nor changes nor reads; a batch is planned again after its settling only.
+// While commits are not settled the host neither plans nor changes nor reads; a batch is planned again after its settling
+// only.
 TEST_F(Faults, HostIsBehind) {
   ASSERT_EQ(plan(), LLA_OK);
   ASSERT_EQ(commit_batch(state_.get(), batch_->get(), {nullptr, 0, 0}, nullptr, nullptr), LLA_OK);

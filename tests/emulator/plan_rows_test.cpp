@@ -338,7 +338,8 @@ TEST(PlanRows, RoutesOfABatch) {
         if (there)
           EXPECT_TRUE(all || !said);
         else
-          EXPECT_EQ(all, said) << border << " " << position[0] << " " << position[1] << " " << position[2] << " " << counts[2];
+          EXPECT_EQ(all, said) << border << " " << position[0] << " " << position[1] << " " << position[2] << " "
+                               << counts[2];
         ++both[all];
       }
       ASSERT_EQ(commit_batch(state.get(), batch.get(), {nullptr, 0, 0}, nullptr, &error), LLA_OK) << error.text;

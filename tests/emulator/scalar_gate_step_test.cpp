@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps of bf16 and fp16 rows on the emulator: against the reference, over shapes, histories, borders and types of nodes; and their
-// bits, which depend on nothing but the sequence.
+// Steps of bf16 and fp16 rows on the emulator: against the reference, over shapes, histories, borders and types of nodes;
+// and their bits, which depend on nothing but the sequence.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -40,7 +40,7 @@ void check(const Case& of_bf16) {
     const Values got = run_case(portable(), c), want = run_case(reference_kernels(), c);
     for (const char* name : {"y", "state", "state scalars"}) {
       if (!want.count(name)) continue;
-      const double tolerance = std::string(name) == "y"     ? dtype == LLA_F16 ? 2e-6 : 3e-5
+      const double tolerance = std::string(name) == "y"   ? dtype == LLA_F16 ? 2e-6 : 3e-5
                                : c.node_dtype == LLA_BF16 ? 6e-3
                                : dtype == LLA_F16         ? 8e-4
                                                           : 4e-3;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Preloaded before a program of the test suites, runs it on a CUDA device as it is: contexts of the CPU become contexts of
-// the device, batches get their device memory, and calls wait for their work. Tensors must be memory that the device reaches:
-// managed_malloc.cpp sees to that, and under the emulator all memory is.
+// the device, batches get their device memory, and calls wait for their work. Tensors must be memory that the device
+// reaches: managed_malloc.cpp sees to that, and under the emulator all memory is.
 #include <dlfcn.h>
 #include <unistd.h>
 

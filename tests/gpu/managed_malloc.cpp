@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Preloaded beside device_shim: malloc and its kin give memory that host and device share, so that a program's ordinary
-// tensors can be read by kernels. So does an mmap() of the program itself that asks for inaccessible memory, to open a part of it
-// later: its guard pages stay open. Blocks of powers of two from one region; slow, small, and for tests only.
+// tensors can be read by kernels. So does an mmap() of the program itself that asks for inaccessible memory, to open a part
+// of it later: its guard pages stay open. Blocks of powers of two from one region; slow, small, and for tests only.
 #include <cuda_runtime.h>
 #include <link.h>
 #include <sys/mman.h>
@@ -144,7 +144,9 @@ __attribute__((visibility("default"))) void* memalign(size_t alignment, size_t b
   if (!region || alignment > 64) return __libc_memalign(alignment, bytes);
   return malloc(bytes);
 }
-__attribute__((visibility("default"))) void* aligned_alloc(size_t alignment, size_t bytes) { return memalign(alignment, bytes); }
+__attribute__((visibility("default"))) void* aligned_alloc(size_t alignment, size_t bytes) {
+  return memalign(alignment, bytes);
+}
 __attribute__((visibility("default"))) int posix_memalign(void** memory, size_t alignment, size_t bytes) {
   void* block = memalign(alignment, bytes);
   if (!block) return ENOMEM;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Base of tests that need a CUDA device: where there is none they skip and say so; under tests/gpu/run (LLA_REQUIRE_DEVICE) they
-// fail instead, as does any other fault of the plugin everywhere.
+// Base of tests that need a CUDA device: where there is none they skip and say so; under tests/gpu/run (LLA_REQUIRE_DEVICE)
+// they fail instead, as does any other fault of the plugin everywhere.
 #pragma once
 
 #include <gtest/gtest.h>

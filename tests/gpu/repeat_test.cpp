@@ -133,7 +133,8 @@ TEST_F(Repeat, HundredTimes) {
   }
 }
 
-// Every multiprocessor busy, shared memory full, copies racing with readers: what a kernel gives away too early is overwritten.
+// Every multiprocessor busy, shared memory full, copies racing with readers: what a kernel gives away too early is
+// overwritten.
 TEST_F(Repeat, HundredTimesOnAFullDevice) {
   // The emulator, where there is no such race, shows that the calls are right.
   const int64_t delta_heads = emulated ? 2 : 16, scalar_heads = emulated ? 2 : 48, key = emulated ? 32 : 128;
@@ -143,9 +144,8 @@ TEST_F(Repeat, HundredTimesOnAFullDevice) {
   for (const int64_t levels : {13, 0}) {
     for (const bool delta : {false, true}) {
       const std::string name = std::string(delta ? "delta rule" : "scalar gate") + (levels ? "" : ", linear");
-      const lla_layer_desc desc =
-          delta ? device::mixer(LLA_DELTA_RULE, delta_heads, delta_heads, key, key, levels)
-                : device::mixer(LLA_SCALAR_GATE, scalar_heads, 1, key, key / 2, levels);
+      const lla_layer_desc desc = delta ? device::mixer(LLA_DELTA_RULE, delta_heads, delta_heads, key, key, levels)
+                                        : device::mixer(LLA_SCALAR_GATE, scalar_heads, 1, key, key / 2, levels);
       Limits limits = limits_of(pieces, LLA_BF16);
       limits.backward = false;
       Model model;
@@ -194,8 +194,8 @@ TEST_F(Repeat, AloneAndInARaggedBatch) {
   }
 }
 
-// A sequence that is cut to fill the device when it is alone, and is not when others fill it. Little decay, so that everything
-// that is far away matters.
+// A sequence that is cut to fill the device when it is alone, and is not when others fill it. Little decay, so that
+// everything that is far away matters.
 TEST_F(Repeat, AloneAndInAFullBatch) {
   const int64_t heads = emulated ? 2 : 48, key = emulated ? 32 : 128;
   for (const int64_t rows : emulated ? std::vector<int64_t>{300} : std::vector<int64_t>{2048, 8192, 16384}) {

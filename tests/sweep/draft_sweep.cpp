@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Drafts of 1 ... 16 rows around chunk borders and carries, every number accepted: the state and what comes afterwards have the
-// bits of a sequence that never drafted.
+// Drafts of 1 ... 16 rows around chunk borders and carries, every number accepted: the state and what comes afterwards have
+// the bits of a sequence that never drafted.
 #include "harness.h"
 
 namespace sweep {

@@ -262,8 +262,8 @@ class Model {
       from.push_back(pick(size()));
       to.push_back(t);
     }
-    const lla_status status =
-        lla_state_fork(state(), sweep::index_of(from), sweep::index_of(to), static_cast<int64_t>(from.size()), nullptr, nullptr);
+    const lla_status status = lla_state_fork(state(), sweep::index_of(from), sweep::index_of(to),
+                                             static_cast<int64_t>(from.size()), nullptr, nullptr);
     ++statuses[status];
     if (from.empty()) return;
     EXPECT_EQ(status == LLA_OK, valid) << lla_status_name(status);

@@ -83,7 +83,8 @@ TEST_F(GradientTest, InitialGradientsTakeTheShapeOfTheHistoryAndAreZero) {
   double values[12];
   const auto is_zero = [&](int64_t layer, lla_state_part part, int64_t index, int64_t d0, int64_t d1, int64_t d2) {
     for (double& value : values) value = 1;
-    EXPECT_EQ(gradient_->read(2, layer, part, index, lla_tensor_of(values, LLA_F64, d0, d1, d2, -1), nullptr, &error_), LLA_OK);
+    EXPECT_EQ(gradient_->read(2, layer, part, index, lla_tensor_of(values, LLA_F64, d0, d1, d2, -1), nullptr, &error_),
+              LLA_OK);
     return std::all_of(values, values + d0 * (d1 < 0 ? 1 : d1), [](double value) { return value == 0; });
   };
   EXPECT_TRUE(is_zero(0, LLA_PART_NODE, 2, 1, 1, 1));

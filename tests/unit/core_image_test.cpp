@@ -30,8 +30,9 @@ class ImageTest : public testing::Test {
       std::vector<float> values(200);
       for (float& value : values) value = next++;
       Error error;
-      EXPECT_EQ(state->write(slot, layer, part, index, lla_tensor_of(values.data(), LLA_F32, d0, d1, d2, -1), nullptr, &error),
-                LLA_OK)
+      EXPECT_EQ(
+          state->write(slot, layer, part, index, lla_tensor_of(values.data(), LLA_F32, d0, d1, d2, -1), nullptr, &error),
+          LLA_OK)
           << error.text;
     };
     for (int64_t b = 1; b <= 2; ++b) {
@@ -119,7 +120,8 @@ TEST_F(ImageTest, SizeGrowsWithLiveNodesOnly) {
     for (int b = 0; b < 4; ++b) {
       if (((position / 4) >> b) & 1) {
         float values[12] = {};
-        ASSERT_EQ(state_->write(2, 0, LLA_PART_NODE, b, lla_tensor_of(values, LLA_F32, 2, 3, 2, -1), nullptr, nullptr), LLA_OK);
+        ASSERT_EQ(state_->write(2, 0, LLA_PART_NODE, b, lla_tensor_of(values, LLA_F32, 2, 3, 2, -1), nullptr, nullptr),
+                  LLA_OK);
       }
     }
     ASSERT_EQ(state_->export_size(2, bytes, nullptr), LLA_OK);

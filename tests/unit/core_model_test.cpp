@@ -447,7 +447,8 @@ void Simulation::commit(BatchOwner* batch, const Planned& step, bool ran) {
     if (step.in[b] < 0) accepted[b] = 1000;  // padding: not looked at
   }
   Error error;
-  ASSERT_EQ(commit_batch(state_.get(), batch->get(), given ? index_of(accepted) : lla_index{nullptr, 0, 0}, nullptr, &error), LLA_OK)
+  ASSERT_EQ(commit_batch(state_.get(), batch->get(), given ? index_of(accepted) : lla_index{nullptr, 0, 0}, nullptr, &error),
+            LLA_OK)
       << error.text;
   const std::vector<ModelSlot> before = model_;
   const auto extended = [&](size_t b, int64_t rows) {

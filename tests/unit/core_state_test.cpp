@@ -454,9 +454,11 @@ TEST_F(ContentsTest, ShapesAndTypesAreChecked) {
 TEST_F(ContentsTest, ConvertsOnceAndToNearest) {
   reset(0, 5);
   double value[2] = {1 + 0x1p-9 + 0x1p-40, -std::numeric_limits<double>::infinity()};
-  ASSERT_EQ(state_->write(0, 0, LLA_PART_TAIL_GATE, 0, lla_tensor_of(value, LLA_F64, 1, 2, -1, -1), nullptr, nullptr), LLA_OK);
+  ASSERT_EQ(state_->write(0, 0, LLA_PART_TAIL_GATE, 0, lla_tensor_of(value, LLA_F64, 1, 2, -1, -1), nullptr, nullptr),
+            LLA_OK);
   uint16_t narrow[2];
-  ASSERT_EQ(state_->read(0, 0, LLA_PART_TAIL_GATE, 0, lla_tensor_of(narrow, LLA_BF16, 1, 2, -1, -1), nullptr, nullptr), LLA_OK);
+  ASSERT_EQ(state_->read(0, 0, LLA_PART_TAIL_GATE, 0, lla_tensor_of(narrow, LLA_BF16, 1, 2, -1, -1), nullptr, nullptr),
+            LLA_OK);
   EXPECT_EQ(bf16_to_float(narrow[0]), 1.0f);
   EXPECT_EQ(bf16_to_float(narrow[1]), -INFINITY);
 }

@@ -149,7 +149,7 @@ TEST(ThreadPoolTest, AForkedChildRunsSeriallyAndReleasesWithoutWaiting) {
       context->parallel.run(5, task, &order, context->parallel.user);
       Context* inherited = context.release();
       release(inherited);
-#ifndef LLA_THREAD_SANITIZER                    // which lets no forked child start threads
+#ifndef LLA_THREAD_SANITIZER                   // which lets no forked child start threads
       ContextPointer fresh = pool_context(2);  // a child may have a pool of its own
       Job job(10, 2);
       job.execute(*fresh);

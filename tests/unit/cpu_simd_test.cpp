@@ -309,7 +309,8 @@ TEST_P(SimdTest, ProductsOfNothing) {
   for (const Size& z : sizes) {
     const bool none = z.m == 0 || z.n == 0;
     const int64_t ldc = z.n + 2, lda = 3, ldb = z.n + 5;
-    const std::vector<float> before = random_floats(none ? 0 : z.m * ldc, 61), base = random_floats(none ? 0 : z.m * ldc, 62);
+    const std::vector<float> before = random_floats(none ? 0 : z.m * ldc, 61),
+                             base = random_floats(none ? 0 : z.m * ldc, 62);
     const std::vector<float> factor = random_floats(z.m, 63);
     std::vector<float> c;
     const auto expect = [&](const auto& want) {  // of c's element `at`

@@ -42,8 +42,8 @@ TEST(Swizzle, SpreadsAColumnOfChunksOverAllBanks) {
 
 TEST(Swizzle, ByHand) {
   static_assert(swizzle(0) == 0 && swizzle(112) == 112);
-  static_assert(swizzle(128) == 128 + 16);             // row 1: chunk 0 at 1
-  static_assert(swizzle(128 + 16) == 128);             // and 1 at 0
+  static_assert(swizzle(128) == 128 + 16);               // row 1: chunk 0 at 1
+  static_assert(swizzle(128 + 16) == 128);               // and 1 at 0
   static_assert(swizzle(5 * 128 + 48) == 5 * 128 + 96);  // row 5: chunk 3 at 3 ^ 5 = 6
   static_assert(swizzle(1024 + 32) == 1024 + 32);
 }
@@ -128,8 +128,8 @@ TEST(Fragment, EachElementHasOneHolder) {
   fills(8, 8, 32, 2, matrix_element_transposed);
 }
 
-// Written out from the tables of the PTX ISA ("Matrix fragments for mma.m16n8k8", "... m16n8k16", "Asynchronous warpgroup level
-// matrix fragments"): rows group = lane >> 2 and group + 8, columns by lane % 4.
+// Written out from the tables of the PTX ISA ("Matrix fragments for mma.m16n8k8", "... m16n8k16", "Asynchronous warpgroup
+// level matrix fragments"): rows group = lane >> 2 and group + 8, columns by lane % 4.
 TEST(Fragment, TablesByHand) {
   const Place k8_a[2][4] = {{{0, 0}, {8, 0}, {0, 4}, {8, 4}}, {{3, 1}, {11, 1}, {3, 5}, {11, 5}}};  // lanes 0 and 13
   const Place k8_b[2][2] = {{{0, 0}, {4, 0}}, {{1, 3}, {5, 3}}};

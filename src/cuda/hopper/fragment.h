@@ -28,8 +28,8 @@ constexpr Place wgmma_sum(int thread, int i) {
   return {16 * (thread / 32) + lane / 4 + 8 * (i / 2 % 2), 2 * (lane % 4) + i % 2 + 8 * (i / 4)};
 }
 
-// The same with A in registers, 64 x 16 (8 elements). It is the place of the accumulator's elements 8 s + i less 16 s columns:
-// a sum, rounded in place, is the A operand of the next product at depth 16 s.
+// The same with A in registers, 64 x 16 (8 elements). It is the place of the accumulator's elements 8 s + i less 16 s
+// columns: a sum, rounded in place, is the A operand of the next product at depth 16 s.
 constexpr Place wgmma_a(int thread, int i) { return wgmma_sum(thread, i); }
 
 // ldmatrix and stmatrix move matrices of 8 x 8 2-byte elements. Lane l gives the address of row matrix_row(l).row of matrix
@@ -38,8 +38,8 @@ constexpr Place matrix_row(int lane) { return {lane % 8, lane / 8}; }
 constexpr Place matrix_element(int lane, int i) { return {lane / 4, 2 * (lane % 4) + i}; }
 constexpr Place matrix_element_transposed(int lane, int i) { return {2 * (lane % 4) + i, lane / 4}; }
 
-// Addresses that a lane gives to a four-matrix move, as (row, first of 8 columns) in a 16 x 16 block, so that the registers are
-// in the order of mma_k16_a and wgmma_a, or of elements 8 s ... 8 s + 7 of an accumulator:
+// Addresses that a lane gives to a four-matrix move, as (row, first of 8 columns) in a 16 x 16 block, so that the registers
+// are in the order of mma_k16_a and wgmma_a, or of elements 8 s ... 8 s + 7 of an accumulator:
 // - the block stored [row][column]: plain move;
 constexpr Place block_row(int lane) { return {lane % 16, 8 * (lane / 16)}; }
 // - the block stored [column][row], the address being that of (column, first of 8 rows): .trans.

@@ -40,8 +40,8 @@ __device__ __forceinline__ void arrive_expect_bytes(Barrier* barrier, uint32_t b
              ptx::mbarrier_arrive_expect_tx(ptx::sem_release, ptx::scope_cta, ptx::space_shared, barrier, bytes));
 }
 
-// Waits for the end of a phase. Phases have parities 0, 1, 0, ...; the phase before the first counts as ended, so that waiting
-// for parity 1 on a fresh barrier ("the buffer is free") returns at once. A waiter must not fall two phases behind.
+// Waits for the end of a phase. Phases have parities 0, 1, 0, ...; the phase before the first counts as ended, so that
+// waiting for parity 1 on a fresh barrier ("the buffer is free") returns at once. A waiter must not fall two phases behind.
 __device__ __forceinline__ void wait(Barrier* barrier, uint32_t parity) {
 #if defined(LLA_CUDA_EMULATED)
   emulator::wait_parity(barrier, parity);
@@ -54,14 +54,15 @@ __device__ __forceinline__ void wait(Barrier* barrier, uint32_t parity) {
 #endif
 }
 
-// Ordinary writes of this thread to shared memory become visible to bulk copies and to wgmma, which read by another path. Each
-// writing thread calls this before the barrier after which the copy or product is issued.
+// Ordinary writes of this thread to shared memory become visible to bulk copies and to wgmma, which read by another path.
+// Each writing thread calls this before the barrier after which the copy or product is issued.
 __device__ __forceinline__ void fence_shared_writes() { LLA_HOPPER(, ptx::fence_proxy_async(ptx::space_shared)); }
 
 // __syncthreads() for some warps of the block: number 1 ... 15 (0 is __syncthreads() itself), threads a multiple of 32.
 __device__ __forceinline__ void sync_some(int number, int threads) {
   LLA_HOPPER(emulator::sync_number(number, threads),
-             asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(number), "r"(threads) : "memory"));
+             asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(number), "r"(threads)
+                          : "memory"));
 }
 
 }  // namespace lla::cuda::hopper

@@ -12,7 +12,8 @@ template <int kNumber>
 __device__ __forceinline__ void sync_at(int threads) {
   static_assert(kNumber >= 1 && kNumber <= 15, "barriers have numbers 1 ... 15");
   LLA_HOPPER(emulator::sync_number(kNumber, threads),
-             asm volatile("barrier.cta.sync.aligned %0, %1;" ::"n"(kNumber), "r"(threads) : "memory"));
+             asm volatile("barrier.cta.sync.aligned %0, %1;" ::"n"(kNumber), "r"(threads)
+                          : "memory"));
 }
 
 // Comes without waiting: what the warp did before happens before whoever waits there goes on.
@@ -20,7 +21,8 @@ template <int kNumber>
 __device__ __forceinline__ void arrive_at(int threads) {
   static_assert(kNumber >= 1 && kNumber <= 15, "barriers have numbers 1 ... 15");
   LLA_HOPPER(emulator::arrive_number(kNumber, threads),
-             asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"n"(kNumber), "r"(threads) : "memory"));
+             asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"n"(kNumber), "r"(threads)
+                          : "memory"));
 }
 
 }  // namespace lla::cuda::hopper

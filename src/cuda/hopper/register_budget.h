@@ -10,8 +10,8 @@ constexpr int kRegisters = 65536;  // of a multiprocessor
 
 constexpr bool is_register_count(int registers) { return registers >= 24 && registers <= 256 && registers % 8 == 0; }
 
-// Registers that each thread starts with, if the kernel is declared __launch_bounds__(threads, 1). Without that declaration the
-// compiler ignores the moves (warning C7508).
+// Registers that each thread starts with, if the kernel is declared __launch_bounds__(threads, 1). Without that declaration
+// the compiler ignores the moves (warning C7508).
 constexpr int registers_at_entry(int threads) {
   const int each = kRegisters / threads / 8 * 8;
   return each < 256 ? each : 256;
@@ -28,8 +28,8 @@ constexpr bool registers_suffice(const int (&registers)[kGroups]) {
   return sum <= kGroups * registers_at_entry(128 * kGroups);
 }
 
-// All warps of a warpgroup call one of these, once, at the start of the group's branch. A giver's count is at most, a taker's
-// at least what it started with.
+// All warps of a warpgroup call one of these, once, at the start of the group's branch. A giver's count is at most, a
+// taker's at least what it started with.
 template <int kCount>
 __device__ __forceinline__ void keep_registers() {
   static_assert(is_register_count(kCount), "24 ... 256, a multiple of 8");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the elements of a tile lie in shared memory under the 128-byte swizzle, as the bulk tensor copies write and the tensor
-// cores read it. Plain C++: pure functions.
+// Where the elements of a tile lie in shared memory under the 128-byte swizzle, as the bulk tensor copies write and the
+// tensor cores read it. Plain C++: pure functions.
 #pragma once
 
 #include <cstdint>

@@ -132,8 +132,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
       bring_raw_rows(shared.dy, given, dv);
       const unsigned short* x = nodes.inverse + nodes.place(chunk_place, head) * (kTile * kTile);
       for (int n = static_cast<int>(threadIdx.x); n < 512; n += kWideThreads)
-        copy_async16(shared.x + half_place<kSquareRow>(n / 8, n % 8),
-               reinterpret_cast<const float*>(x + 8 * n), 16);
+        copy_async16(shared.x + half_place<kSquareRow>(n / 8, n % 8), reinterpret_cast<const float*>(x + 8 * n), 16);
       commit_copies();
       delta_load_rows(in, source, head, rows);
       if (threadIdx.x < 64) {

@@ -89,8 +89,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
       bring_raw_rows(shared.values, v, dv);
       const unsigned short* x = nodes.inverse + nodes.place(chunk_place, head) * (kTile * kTile);
       for (int n = static_cast<int>(threadIdx.x); n < 512; n += kWideThreads)
-        copy_async16(shared.x + half_place<kSquareRow>(n / 8, n % 8),
-               reinterpret_cast<const float*>(x + 8 * n), 16);
+        copy_async16(shared.x + half_place<kSquareRow>(n / 8, n % 8), reinterpret_cast<const float*>(x + 8 * n), 16);
       if (full) {
         bring_halves(shared.dcontent, halves.content_at(slot, head), dk, value_stride);
         bring_halves(shared.dtransition, halves.transition_at(0, slot, head), dk, key_stride);

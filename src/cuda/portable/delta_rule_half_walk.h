@@ -152,7 +152,7 @@ struct HalfSum {
         for (int half = 0; half < 2; ++half) {
           const auto pair = [&](int j) {
             return f16_pair(rows[i].c[4 * group + j][2 * half] * scale.to,
-                               rows[i].c[4 * group + j][2 * half + 1] * scale.to);
+                            rows[i].c[4 * group + j][2 * half + 1] * scale.to);
           };
           const uint4 x = exchange_pieces(pair(0), pair(1), pair(2), pair(3));
           const int r = row + 16 * i + 8 * half, c = column + 32 * group;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cuts drafts at the borders that they cross. The bits of a node depend on the order in which transitions were multiplied: chunk by
-// chunk, a draft's are those of rows that came one by one.
+// Cuts drafts at the borders that they cross. The bits of a node depend on the order in which transitions were multiplied:
+// chunk by chunk, a draft's are those of rows that came one by one.
 #include "cuda/portable/delta_rule.h"
 
 namespace lla::cuda {
 
 namespace {
 
-// Piece number `piece` of every sequence: up to its first border, to the next one, ..., the rest. Other sequences are whole in the
-// first piece.
+// Piece number `piece` of every sequence: up to its first border, to the next one, ..., the rest. Other sequences are whole
+// in the first piece.
 __global__ void __launch_bounds__(kThreads) delta_rule_pieces(BatchView batch, int64_t piece, Sequence* pieces) {
   for (int64_t b = int64_t{blockIdx.x} * kThreads + threadIdx.x; b < batch.count; b += int64_t{gridDim.x} * kThreads) {
     Sequence s = batch.sequences[b];
@@ -38,8 +38,7 @@ __global__ void __launch_bounds__(kThreads) delta_rule_pieces(BatchView batch, i
 }  // namespace
 
 int32_t launch_delta_pieces(const DeltaInputs& in, int64_t piece, Sequence* pieces, void* stream) {
-  return launch(delta_rule_pieces, (in.batch.count + kThreads - 1) / kThreads, kThreads, 0, stream, in.batch, piece,
-                pieces);
+  return launch(delta_rule_pieces, (in.batch.count + kThreads - 1) / kThreads, kThreads, 0, stream, in.batch, piece, pieces);
 }
 
 int32_t load_delta_pieces() { return load_kernel(delta_rule_pieces); }

@@ -155,9 +155,7 @@ inline bool exact(const View& rows, const Matrix& weight) { return rows.dtype ==
 constexpr int64_t kFewRows = 16;  // of a sequence: at most so many go the way of few rows
 
 // Where every row is live and lies at its number times a stride, cuBLASLt may do the product.
-inline bool dense_rows(const BatchView& batch) {
-  return batch.slack_count == 0 && batch.most_rows > kFewRows;
-}
+inline bool dense_rows(const BatchView& batch) { return batch.slack_count == 0 && batch.most_rows > kFewRows; }
 inline DenseMatrix dense(const View& view, int64_t rows, int64_t columns) {
   return {view.sequence_stride == 0 ? view.data : nullptr, view.dtype, rows, columns, view.row_stride};
 }

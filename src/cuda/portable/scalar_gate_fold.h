@@ -93,8 +93,9 @@ union ExactContent {
   float tiles[2][kRows * kStride];
   float product[64 * ContentShared<true>::kStride];
 };
-__device__ __forceinline__ void make_exact_content(const Inputs& in, const Sequence& sequence, const ChunkSpan& span, int head,
-                                                   int group, int k0, int v0, const float* factors, ExactContent& shared) {
+__device__ __forceinline__ void make_exact_content(const Inputs& in, const Sequence& sequence, const ChunkSpan& span,
+                                                   int head, int group, int k0, int v0, const float* factors,
+                                                   ExactContent& shared) {
   constexpr int kRows = ExactContent::kRows;
   const ChunkRows keys = group_key_rows(in, sequence, span, group), values = value_rows(in, sequence, span, head);
   const auto four = [](const Elements& row, int64_t column, int64_t columns) {

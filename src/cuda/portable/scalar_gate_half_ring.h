@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a step of bf16 or fp16 rows reads: the ring in which each warp has rows of its own, and products with what lies there.
+// What a step of bf16 or fp16 rows reads: the ring in which each warp has rows of its own, and products with what lies
+// there.
 #pragma once
 
 #include <cstddef>
@@ -289,9 +290,9 @@ __device__ __forceinline__ int pair_place() {
   return 128 * (lane / 4) + 16 * (lane / 4) + 4 * (lane % 4);
 }
 
-// bf16: adds a chunk's content to 16 rows of a node, those of the warp among the 64 columns of keys: the products and sums of
-// longer calls. A lane has pairs (l / 4 + 8 h, 8 n + 2 (l % 4)) in x[n / 2][4 (n % 2) + 2 h]. `values`, `keys`: the warp's
-// own parts.
+// bf16: adds a chunk's content to 16 rows of a node, those of the warp among the 64 columns of keys: the products and sums
+// of longer calls. A lane has pairs (l / 4 + 8 h, 8 n + 2 (l % 4)) in x[n / 2][4 (n % 2) + 2 h]. `values`, `keys`: the
+// warp's own parts.
 __device__ __forceinline__ void add_content(float (&x)[4][8], SharedPlace values, SharedPlace keys) {
   const int warp = threadIdx.x / 32;
 #pragma unroll

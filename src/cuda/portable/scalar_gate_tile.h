@@ -127,8 +127,8 @@ __device__ __forceinline__ void load_matrices(unsigned (&x)[4], const unsigned s
 
 enum class Layout { Along, Across };  // A: stored [m][k], [k][m]; B: [n][k], [k][n]
 
-// sum += a b over k in 0 ... depth - 1, a multiple of 8; rows up to the next multiple of 16 must hold numbers. kHalf: what is
-// in the tiles is fp16 in place of bf16.
+// sum += a b over k in 0 ... depth - 1, a multiple of 8; rows up to the next multiple of 16 must hold numbers. kHalf: what
+// is in the tiles is fp16 in place of bf16.
 template <bool kExact, Layout kA, Layout kB, bool kHalf = false>
 __device__ __forceinline__ void multiply_tiles(TileSum& sum, int depth, const Tile<kExact>& a, const Tile<kExact>& b) {
   if constexpr (kExact) {
