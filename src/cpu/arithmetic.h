@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The floating-point environment of a task: rounding to nearest, no traps, numbers too small for a float's exponent are zero.
+// The floating-point environment of a task: rounding to nearest, no traps, numbers too small for a float's exponent are
+// zero.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A host's rounding, traps and flags make no difference to what the CPU kernels compute, and are left as they were; numbers too
-// small for a float's exponent, which long decays make, become zero.
+// A host's rounding, traps and flags make no difference to what the CPU kernels compute, and are left as they were; numbers
+// too small for a float's exponent, which long decays make, become zero.
 #include <algorithm>
 #include <cfenv>
 #include <cmath>
