@@ -5,7 +5,7 @@
 namespace lla::cpu {
 struct ChunkWeights;
 struct OuterProduct;
-}
+}  // namespace lla::cpu
 namespace lla::cpu::HWY_NAMESPACE {
 
 void dot_product(int64_t m, int64_t n, int64_t k, const float* a, int64_t lda, const float* b, int64_t ldb, float* c,

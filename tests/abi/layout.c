@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Pins the binary interface: sizes and offsets of every public struct with 64 and with 32 bits, and the number of every constant.
- * A line may be added here, never changed. Compiles as C11 and as C++. */
+/* Pins the binary interface: sizes and offsets of every public struct with 64 and with 32 bits, and the number of every
+ * constant. A line may be added here, never changed. Compiles as C11 and as C++. */
 #include <lla/lla.h>
 
 #ifdef __cplusplus

@@ -291,7 +291,8 @@ TEST_P(SimdTest, TwoOuterProducts) {
         ASSERT_NEAR(got, sum, 1e-6 * size);
         c = with_base ? base : before;  // in place, without weights
         for (int64_t i = 0; i < z.m; ++i) std::copy_n(before.begin() + i * ldc + z.n, 3, c.begin() + i * ldc + z.n);
-        ASSERT_EQ(s.outer_products(z.m, z.n, first, second, c.data(), ldc, with_base ? c.data() : nullptr, 0.7f, nullptr), 0);
+        ASSERT_EQ(s.outer_products(z.m, z.n, first, second, c.data(), ldc, with_base ? c.data() : nullptr, 0.7f, nullptr),
+                  0);
         ASSERT_EQ(c, want);
       }
     }
