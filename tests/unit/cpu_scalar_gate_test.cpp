@@ -669,6 +669,19 @@ TEST(CpuScalarGate, BitsDoNotDependOnTheLayout) {
   }
 }
 
+// Long chunks do not leave their products for backward, of which each row would have as many as the chunk has rows.
+TEST(CpuScalarGate, SavedMemoryOfARowIsBounded) {
+  MixerForward f;
+  Limits limits;
+  limits.sequences = 1;
+  limits.rows = limits.rows_per_sequence = limits.length = 1 << 20;
+  const Kernels kernels = cpu_kernels(LLA_ISA_BASELINE);
+  for (int64_t grain = 64; grain <= 4096; grain *= 2) {
+    f.shape = make_shape(1, 1, 64, 64, grain, 0);
+    EXPECT_LE(kernels.forward->saved_bytes(&f, limits) / limits.rows, 1024) << grain;
+  }
+}
+
 // Sizes never fall when a limit rises, and an overflow is reported.
 TEST(CpuScalarGate, Measure) {
   MixerForward f;
