@@ -81,6 +81,8 @@ struct SlotRecord {
   bool holds_nothing() const { return lla::holds_nothing(image); }
 };
 
+class StagedLayer;
+
 class State {
  public:
   // Creates with all slots empty at position 0. `memory` as in lla_state_create().
@@ -202,8 +204,8 @@ class State {
   lla_status take_pools(const lla_block_memory* memory, int64_t memory_count, lla_error* error) noexcept;
   // A block of node `b` that only this slot has, zeroed if there was none.
   lla_status own_node(SlotRecord* record, int b, void* stream, int32_t* id, lla_error* error) noexcept;
-  // Fills the blocks of `image` from the contents of an exported image.
-  lla_status read_contents(const SlotImage& image, const char* at, void* stream, lla_error* error) noexcept;
+  // Fills the blocks of `image` from the contents of an exported image, through `staged`.
+  lla_status read_contents(const SlotImage& image, const char* at, StagedLayer* staged, void* stream, lla_error* error) noexcept;
   // Lets a slot hold rows from `start` on that it did not hold: they are zero in all layers.
   lla_status extend_back(SlotImage* image, int64_t start, void* stream, lla_error* error) noexcept;
 

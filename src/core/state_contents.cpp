@@ -155,6 +155,21 @@ SlotImage only_node(const SlotImage& image, int32_t node) {
   return only;
 }
 
+// Overwrites the box, in block `node` or in the rows, through `staged`.
+lla_status put_elements(const StatePlan& plan, const SlotMemory& memory, const SlotImage& image, const Part& box,
+                        int32_t node, const lla_tensor& tensor, StagedLayer* staged, lla_error* error) {
+  const bool of_node = is_node(box.part);
+  LLA_TRY(staged->open(memory, only_node(image, node), {of_node, !of_node}, true, error));
+  const int32_t staged_node = node < 0 ? -1 : staged->image().node[0];
+  visit_elements(
+      box, tensor,
+      [&](int64_t i, int64_t j) { return locate(plan, staged->memory(), staged->image(), box, staged_node, i, j); },
+      [&](int64_t element, char* data, int64_t k) {
+        if (data) store_element<double>(data, box.dtype, k, load_element<double>(tensor.data, tensor.dtype, element));
+      });
+  return staged->store(error);
+}
+
 }  // namespace
 
 lla_status State::own_node(SlotRecord* record, int b, void* stream, int32_t* id, lla_error* error) noexcept {
@@ -177,22 +192,23 @@ lla_status State::own_node(SlotRecord* record, int b, void* stream, int32_t* id,
   }
   if (old >= 0) release_node(old);
   record->image.node[b] = *id;
+  touch(record);
   return LLA_OK;
 }
 
 lla_status State::extend_back(SlotImage* image, int64_t start, void* stream, lla_error* error) noexcept {
   if (start >= image->start) return LLA_OK;
   const int64_t position = image->position, old_start = image->start, old_conv = image->conv_rows;
-  image->start = start;
+  int32_t conv_rows = image->conv_rows;
   // A ring that does not reach back to the old start has all that the convolutions ask for.
   if (plan_.conv_capacity && old_conv == position - old_start)
-    image->conv_rows = static_cast<int32_t>(std::min(position - start, plan_.conv_needed(position)));
+    conv_rows = static_cast<int32_t>(std::min(position - start, plan_.conv_needed(position)));
   const auto clear = [](char* data, int32_t dtype, int64_t elements) {
     std::memset(data, 0, static_cast<size_t>(elements * dtype_size(dtype)));
   };
   const int64_t chunk = plan_.chunk_start(position);
+  StagedLayer staged(*context_, stream);
   for (int64_t layer = 0; layer < plan_.layers; ++layer) {
-    StagedLayer staged(*context_, stream);
     LLA_TRY(staged.open(memory_[layer], *image, {false, true}, true, error));
     const SlotMemory& memory = staged.memory();
     const int32_t tail = staged.image().tail;
@@ -210,13 +226,15 @@ lla_status State::extend_back(SlotImage* image, int64_t start, void* stream, lla
     }
     if (memory.convs.base) {
       const ConvLayout& layout = memory.conv_layout;
-      for (int64_t back = old_conv + 1; back <= image->conv_rows; ++back) {
+      for (int64_t back = old_conv + 1; back <= conv_rows; ++back) {
         const int64_t ring = (image->conv_origin - back + layout.capacity) % layout.capacity;
         for (int64_t c = 0; c < layout.channels; ++c) clear(memory.conv(tail, c, ring), layout.dtype, 1);
       }
     }
     LLA_TRY(staged.store(error));
   }
+  image->start = start;
+  image->conv_rows = conv_rows;
   return LLA_OK;
 }
 
@@ -259,6 +277,7 @@ lla_status State::write(int64_t slot, int64_t layer, lla_state_part part, int64_
   LLA_TRY(check_tensor(box, tensor, error));
   if (part == LLA_PART_NODE_DECAY && history.shape.mixer == LLA_DELTA_RULE)
     return fail(error, LLA_INVALID_ARGUMENT, "part: nodes of the delta rule carry their decay already");
+  StagedLayer staged(*context_, stream);
   int32_t node = -1;
   if (is_node(part)) {
     const int b = node_of(part, index);
@@ -267,23 +286,20 @@ lla_status State::write(int64_t slot, int64_t layer, lla_state_part part, int64_
     if (b < kAbsorbed ? ((chunks >> b) & 1) == 0 : apart > 0 && (chunks >> apart) == 0)
       return fail(error, LLA_INVALID_ARGUMENT, "index = %lld: a slot at position %lld has no such node", ll(index),
                   ll(image.position));
+    LLA_TRY(staged.reserve(memory, only_node(image, 0), {true, false}, error));
     LLA_TRY(own_node(&record, b, stream, &node, error));
-  } else if (box.dims[0] > 0) {
-    LLA_TRY(extend_back(&image, std::max<int64_t>(0, part == LLA_PART_CONV ? image.position - plan_.conv_reach : box.first),
-                        stream, error));
-    // Nobody knows the inputs before those W - 1, which earlier positions would ask for.
-    if (part == LLA_PART_CONV) image.floor = image.position;
+  } else {
+    LLA_TRY(staged.reserve(memory, image, {false, true}, error));
+    if (box.dims[0] > 0) {
+      LLA_TRY(extend_back(&image,
+                          std::max<int64_t>(0, part == LLA_PART_CONV ? image.position - plan_.conv_reach : box.first),
+                          stream, error));
+      // Nobody knows the inputs before those W - 1, which earlier positions would ask for.
+      if (part == LLA_PART_CONV) image.floor = image.position;
+      touch(&record);
+    }
   }
-  StagedLayer staged(*context_, stream);
-  LLA_TRY(staged.open(memory, only_node(image, node), {is_node(part), !is_node(part)}, true, error));
-  const int32_t staged_node = node < 0 ? -1 : staged.image().node[0];
-  visit_elements(
-      box, tensor,
-      [&](int64_t i, int64_t j) { return locate(plan_, staged.memory(), staged.image(), box, staged_node, i, j); },
-      [&](int64_t element, char* data, int64_t k) {
-        if (data) store_element<double>(data, box.dtype, k, load_element<double>(tensor.data, tensor.dtype, element));
-      });
-  LLA_TRY(staged.store(error));
+  LLA_TRY(put_elements(plan_, memory, image, box, node, tensor, &staged, error));
   touch(&record);
   return LLA_OK;
 }
@@ -309,14 +325,17 @@ lla_status State::import_linear(int64_t slot, int64_t layer, int64_t position, c
                   ll(record.image.position));
     return write(slot, layer, LLA_PART_ABSORBED, 0, matrix, stream, error);
   }
+  StagedLayer staged(*context_, stream);
+  LLA_TRY(staged.reserve(memory_[layer], only_node(record.image, 0), {true, false}, error));
   int32_t node = -1;
   if (!exchange_nodes(
           1, [&](int64_t) { return slot; }, 1, [&](int64_t, int32_t id) { node = id; }))
     return fail(error, LLA_NO_BLOCKS, "the state's %lld node blocks are all in use", ll(plan_.node_blocks));
   record.image = empty_image(position, record.image.tail);
   record.image.node[kAbsorbed] = node;
+  touch(&record);
   LLA_TRY(clear_node(node, stream, error));
-  return write(slot, layer, LLA_PART_ABSORBED, 0, matrix, stream, error);
+  return put_elements(plan_, memory_[layer], record.image, box, node, matrix, &staged, error);
 }
 
 }  // namespace lla

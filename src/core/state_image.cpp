@@ -129,6 +129,9 @@ lla_status State::pack(int64_t slot, void* buffer, size_t bytes, void* stream, l
   LLA_TRY(export_size(slot, &needed, error));
   if (bytes < needed) return fail(error, LLA_BUFFER_TOO_SMALL, "bytes = %zu, but the image has %zu", bytes, needed);
   const SlotImage& image = records_[slot].image;
+  StagedLayer staged(*context_, stream);
+  for (int64_t i = 0; i < plan_.layers; ++i)
+    LLA_TRY(staged.reserve(memory_[i], held_image(histories_[i], image), {}, error));
   char* data = static_cast<char*>(buffer);
   std::memset(data, 0, static_cast<size_t>(kHeaderBytes));
   std::memcpy(data + kMagicAt, kMagic, sizeof kMagic);
@@ -146,7 +149,6 @@ lla_status State::pack(int64_t slot, void* buffer, size_t bytes, void* stream, l
   char* at = data + kHeaderBytes;
   for (int64_t i = 0; i < plan_.layers; ++i, at += kLayerBytes) describe_layer(plan_, histories_[i], memory_[i], at);
   for (int64_t i = 0; i < plan_.layers; ++i) {
-    StagedLayer staged(*context_, stream);
     LLA_TRY(staged.open(memory_[i], held_image(histories_[i], image), {}, true, error));
     visit_contents(plan_, histories_[i], staged.memory(), staged.image(), [&](const char* memory, int64_t size, int64_t elements) {
       if (memory)
@@ -159,18 +161,18 @@ lla_status State::pack(int64_t slot, void* buffer, size_t bytes, void* stream, l
   return LLA_OK;
 }
 
-lla_status State::read_contents(const SlotImage& image, const char* at, void* stream, lla_error* error) noexcept {
+lla_status State::read_contents(const SlotImage& image, const char* at, StagedLayer* staged, void* stream,
+                                lla_error* error) noexcept {
   for (const int32_t id : image.node) {
     if (id >= 0) LLA_TRY(clear_node(id, stream, error));  // also what only some of the layers hold
   }
   for (int64_t i = 0; i < plan_.layers; ++i) {
-    StagedLayer staged(*context_, stream);
-    LLA_TRY(staged.open(memory_[i], held_image(histories_[i], image), {}, false, error));
-    visit_contents(plan_, histories_[i], staged.memory(), staged.image(), [&](char* memory, int64_t element, int64_t elements) {
+    LLA_TRY(staged->open(memory_[i], held_image(histories_[i], image), {}, false, error));
+    visit_contents(plan_, histories_[i], staged->memory(), staged->image(), [&](char* memory, int64_t element, int64_t elements) {
       if (memory) copy_elements(memory, at, element, elements);
       at += element * elements;
     });
-    LLA_TRY(staged.store(error));
+    LLA_TRY(staged->store(error));
   }
   return LLA_OK;
 }
@@ -262,6 +264,9 @@ lla_status State::unpack(int64_t slot, const void* buffer, size_t bytes, void* s
   }
   if (image_bytes(plan_, histories_.data(), memory_.data(), image) != size)
     return fail(error, LLA_DATA_CORRUPT, "buffer: the image's size does not fit its contents");
+  StagedLayer staged(*context_, stream);
+  for (int64_t i = 0; i < layers; ++i)
+    LLA_TRY(staged.reserve(memory_[i], held_image(histories_[i], image), {}, error));
 
   int next = 0;
   const auto give = [&](int64_t, int32_t id) {
@@ -273,7 +278,7 @@ lla_status State::unpack(int64_t slot, const void* buffer, size_t bytes, void* s
     return fail(error, LLA_NO_BLOCKS, "the state's %lld node blocks do not suffice for the image", ll(plan_.node_blocks));
   record.image = image;
   touch(&record);
-  const lla_status status = read_contents(image, at, stream, error);
+  const lla_status status = read_contents(image, at, &staged, stream, error);
   if (status == LLA_OK) return LLA_OK;
   release_nodes(image);  // the device failed half-way: the slot is empty
   record.image = empty_image(image.position, image.tail);

@@ -39,7 +39,7 @@ int64_t l2_tasks(const void* problem, int32_t) {
 }
 
 float inverse_length(const Simd& simd, const L2Norm& p, const float* x) {
-  return 1 / std::sqrt(simd.dot(x, x, p.dim) + static_cast<float>(p.epsilon));
+  return 1 / std::sqrt(simd.dot(x, x, p.dim) + float_of_epsilon(p.epsilon));
 }
 
 void store_head(const Simd& simd, const View& view, int64_t b, int64_t row, int64_t head, int64_t dim, const float* values) {
@@ -170,7 +170,7 @@ struct NormArrays {
 
   float inverse_rms(const Simd& simd, const GatedNorm& p, int64_t begin) const {
     const float squares = simd.dot(a + begin, a + begin, p.group);
-    return 1 / std::sqrt(squares / static_cast<float>(p.group) + static_cast<float>(p.epsilon));
+    return 1 / std::sqrt(squares / static_cast<float>(p.group) + float_of_epsilon(p.epsilon));
   }
 };
 

@@ -194,7 +194,9 @@ struct Products {
     return key_rows ? key_rows + (group * rows + r - first) * shape.key_dim : nullptr;
   }
 };
-inline bool shares_products(const MixerShape& shape) { return shape.heads > shape.groups && shape.grain <= 256; }
+// A row has a product with every row of its chunk before it: in longer chunks they take more memory than they save time.
+constexpr int64_t kMostColumns = 256;
+inline bool shares_products(const MixerShape& shape) { return shape.heads > shape.groups && shape.grain <= kMostColumns; }
 // For chunk number `index` of a sequence and one group.
 void fill_chunk_products(const Simd& simd, const MixerInputs& in, const Sequence& s, int64_t group, int64_t index,
                          const OperandBuffers& buffers, const Products& products);
@@ -217,7 +219,7 @@ inline int64_t saved_slot(const MixerShape& shape, const Sequence& s, int64_t or
 }
 // Heads that share no products leave theirs, q.k, behind the node, if the chunk is whole and not on tiles: blocks of
 // kTriangleBlock rows, each up to its last column.
-inline bool keeps_products(const MixerShape& shape) { return shape.heads == shape.groups; }
+inline bool keeps_products(const MixerShape& shape) { return shape.heads == shape.groups && shape.grain <= kMostColumns; }
 // Where the block that begins with row `begin` begins.
 inline int64_t kept_products(int64_t begin) { return begin * (begin + kTriangleBlock) / 2; }
 // Floats of a slot of one head.

@@ -162,6 +162,12 @@ struct Gates {
   Matrix ddt_bias, da_log, dlambda_weight;
 };
 
+// A norm's epsilon as a float: what is positive stays so where the smallest numbers are zero, and a row of zeros is not
+// divided by zero.
+LLA_HOST_DEVICE inline float float_of_epsilon(double epsilon) {
+  return epsilon < 0x1p-126 ? 0x1p-126f : static_cast<float>(epsilon);
+}
+
 // y = scale * x / sqrt(sum(x^2) + epsilon) over the last axis.
 struct L2Norm {
   int64_t heads = 0, dim = 0;

@@ -14,6 +14,7 @@ TEST(PartsOnDevices, Gates) { check_gates(CudaParts()); }
 TEST(PartsOnDevices, GatesAtTheirEnds) { check_gates_at_their_ends(CudaParts()); }
 TEST(PartsOnDevices, L2Norm) { check_l2_norm(CudaParts()); }
 TEST(PartsOnDevices, GatedNorm) { check_gated_norm(CudaParts()); }
+TEST(PartsOnDevices, NormsOfZeros) { check_norms_of_zeros(CudaParts()); }
 TEST(PartsOnDevices, RowsFillCopies) { check_rows_fill_copies(CudaParts()); }
 TEST(PartsOnDevices, RowsFillClearsSlack) { check_rows_fill_clears_slack(CudaParts()); }
 

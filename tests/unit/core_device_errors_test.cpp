@@ -284,6 +284,89 @@ TEST(DeviceErrors, WhatWaitsIsNotCaptured) {
   }
 }
 
+// What is refused before the device is asked, because its stream is captured or the host has no memory for copies, leaves
+// slots, blocks, records and the caller's buffers as they were.
+TEST(DeviceErrors, ARefusalChangesNothing) {
+  enum class Past { Shared, Empty };  // slots that share nodes and have rows; slots at a position with nothing before it
+  for (const Past past : {Past::Shared, Past::Empty}) {
+    Life life;
+    fail_at = -1;
+    life.prepare_host();
+    for (const auto& [name, call] : life.steps()) {
+      Error error;
+      ASSERT_EQ(call(&error), LLA_OK) << name << ": " << error.text;
+    }
+    Error error;
+    const std::vector<int64_t> slots = {0, 1}, positions = {64, 66};
+    if (past == Past::Shared)
+      ASSERT_EQ(lla_state_fork(life.state, index_of(life.one), index_of(life.zero), 1, nullptr, &error), LLA_OK);
+    else
+      ASSERT_EQ(lla_state_reset(life.state, index_of(slots), 2, index_of(positions), nullptr, &error), LLA_OK);
+
+    State& state = *capi::unwrap(life.state)->state;
+    const auto facts = [&] {
+      std::vector<int64_t> all = {query(state, LLA_STATE_FREE_NODE_BLOCKS)};
+      for (int64_t slot = 0; slot < 2; ++slot) {
+        all.insert(all.end(), {query(state, LLA_STATE_SLOT_NODES, slot), state.record(slot).image.position,
+                               state.min_length(slot), static_cast<int64_t>(state.record(slot).version)});
+        size_t bytes = 0;
+        EXPECT_EQ(lla_state_export_size(life.state, slot, &bytes, nullptr), LLA_OK);
+        std::vector<char> packed(bytes);
+        EXPECT_EQ(lla_state_pack(life.state, slot, packed.data(), bytes, nullptr, nullptr), LLA_OK);
+        all.insert(all.end(), packed.begin(), packed.end());
+      }
+      return all;
+    };
+    const std::vector<int64_t> before = facts();
+
+    std::vector<float> node(kHeads * kWidth * kWidth, 3), rows(6 * kHeads * kWidth, 3);
+    const std::vector<float> node_given = node, rows_given = rows;
+    std::vector<char> buffer(life.image.size() * 2, 7);
+    const std::vector<char> buffer_given = buffer;
+    const lla_tensor matrix = lla_tensor_of(node.data(), LLA_F32, kHeads, kWidth, kWidth, -1);
+    const int64_t tail = state.record(1).image.position - 64;
+    const lla_tensor keys = lla_tensor_of(rows.data(), LLA_F32, tail, kHeads, kWidth, -1);
+    lla_state* const slots_of = life.state;
+    const auto read = [&](int64_t slot, lla_state_part part, const lla_tensor& to) {
+      return [=](lla_error* e) { return lla_state_read(slots_of, slot, 0, part, 0, &to, nullptr, e); };
+    };
+    const auto write = [&](int64_t slot, lla_state_part part, const lla_tensor& from) {
+      return [=](lla_error* e) { return lla_state_write(slots_of, slot, 0, part, 0, &from, nullptr, e); };
+    };
+    const auto import = [&](int64_t slot, int64_t position, int32_t reset) {
+      return [=](lla_error* e) { return lla_state_import_linear(slots_of, slot, 0, position, &matrix, reset, nullptr, e); };
+    };
+    const std::vector<std::pair<std::string, Life::Call>> refused = {
+        {"read a node", read(0, LLA_PART_ABSORBED, matrix)},
+        {"read rows", read(1, LLA_PART_TAIL_K, keys)},
+        {"write a node", write(0, LLA_PART_ABSORBED, matrix)},
+        {"write rows", write(1, LLA_PART_TAIL_K, keys)},
+        {"import", import(1, 128, 1)},
+        {"import on top", import(0, state.record(0).image.position, 0)},
+        {"pack", [&](lla_error* e) { return lla_state_pack(slots_of, 1, buffer.data(), buffer.size(), nullptr, e); }},
+        {"unpack",
+         [&](lla_error* e) { return lla_state_unpack(slots_of, 1, life.image.data(), life.image.size(), nullptr, e); }},
+    };
+    for (const auto& [name, call] : refused) {
+      capturing = true;
+      EXPECT_EQ(call(&error), LLA_CAPTURE_UNSAFE) << name;
+      capturing = false;
+      EXPECT_EQ(facts(), before) << name << " of a captured stream";
+      const auto allocate = life.owner->allocator.allocate;
+      life.owner->allocator.allocate = [](size_t, size_t, void*) -> void* { return nullptr; };
+      const lla_status status = call(&error);
+      life.owner->allocator.allocate = allocate;
+      EXPECT_TRUE(status == LLA_OUT_OF_MEMORY || (name == "read a node" && past == Past::Empty)) << name << " " << status;
+      EXPECT_EQ(facts(), before) << name << " without memory";
+      if (status == LLA_OUT_OF_MEMORY) {
+        EXPECT_TRUE(node == node_given && rows == rows_given && buffer == buffer_given) << name;
+      }
+      node = node_given;
+    }
+    for (const auto& [name, call] : refused) EXPECT_EQ(call(&error), LLA_OK) << name << ": " << error.text;
+  }
+}
+
 TEST(DeviceErrors, AForkHasNoDevice) {
   Life life;
   fail_at = -1;

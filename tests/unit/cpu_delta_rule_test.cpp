@@ -170,6 +170,30 @@ TEST_P(DeltaRule, MatchesReferenceInNarrowTypes) {
   }
 }
 
+// Rows of a head that lie together are read, and gradients made, where they are: the same bits as anywhere else.
+TEST_P(DeltaRule, BitsDoNotDependOnTheLayout) {
+  Random random(31);
+  for (int number = 0; number < 32; ++number) {
+    Trial trial = random_trial(random, number);
+    const Saved keep = number % 2 ? Saved::Yes : Saved::No;
+    const auto run = [&](bool by_heads, int64_t pad) {
+      trial.in.by_heads = by_heads;
+      trial.in.pad = pad;
+      Step step(7, trial.shape, trial.parts, LLA_F32, LLA_F32);
+      Random numbers(static_cast<uint64_t>(number));
+      return run_step(&forward, &backward, step, unit_tensors(numbers, trial.shape, step.rows, trial.in), keep);
+    };
+    const std::vector<Named> want = run(false, 0).named(true);
+    for (const int64_t pad : {0, 5}) {
+      const std::vector<Named> got = run(true, pad).named(true);
+      ASSERT_EQ(got.size(), want.size());
+      for (size_t i = 0; i < want.size(); ++i) {
+        EXPECT_TRUE(got[i].values == want[i].values) << want[i].name << " " << describe(trial, number) << " pad " << pad;
+      }
+    }
+  }
+}
+
 // Rounding a node to bf16 can go either way where both sides are close to the middle: a rare step of 2^-9.
 TEST_P(DeltaRule, MatchesReferenceWithRoundedNodes) {
   Random random(9);

@@ -159,6 +159,7 @@ TEST_P(PartsTest, Gates) { check_gates(tested()); }
 TEST_P(PartsTest, GatesAtTheirEnds) { check_gates_at_their_ends(tested()); }
 TEST_P(PartsTest, L2Norm) { check_l2_norm(tested()); }
 TEST_P(PartsTest, GatedNorm) { check_gated_norm(tested()); }
+TEST_P(PartsTest, NormsOfZeros) { check_norms_of_zeros(tested()); }
 TEST_P(PartsTest, RowsFillCopies) { check_rows_fill_copies(tested()); }
 TEST_P(PartsTest, RowsFillClearsSlack) { check_rows_fill_clears_slack(tested()); }
 

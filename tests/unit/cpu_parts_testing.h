@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cfenv>
 #include <cmath>
 #include <cstring>
 #include <deque>
@@ -303,7 +304,8 @@ struct CpuParts {
   void run(Op op, const void* problem, const Limits& limits) const {
     parts_testing::run(*kernel(op, problem), problem, limits);
   }
-  // Runs the first kernel and the reference's, compares, and runs the tasks in reverse: same bits.
+  // Runs the first kernel and the reference's, compares, and runs the tasks in reverse and in another rounding mode:
+  // same bits.
   template <class Problem>
   void check(Parts* parts, Op op, const Problem (&problem)[2], double tolerance, const std::string& what) const {
     const Kernel* cpu = kernel(op, &problem[kTested]);
@@ -319,6 +321,15 @@ struct CpuParts {
     parts->reset_results();
     parts_testing::run(*cpu, &problem[kTested], limits, Order::Backward);
     ASSERT_TRUE(parts->results() == first) << name << ": bits depend on the order of tasks";
+#if defined(__x86_64__) || defined(__aarch64__)
+    parts->reset_results();
+    std::fesetround(FE_UPWARD);
+    parts_testing::run(*cpu, &problem[kTested], limits);
+    const int left = std::fegetround();
+    std::fesetround(FE_TONEAREST);
+    ASSERT_EQ(left, FE_UPWARD) << name;
+    ASSERT_TRUE(parts->results() == first) << name << ": bits depend on the host's rounding";
+#endif
   }
 };
 

@@ -134,7 +134,7 @@ Values run_case(const Kernels& kernels, const Case& c) {
   }
   Tensors t = random_tensors(random, shape, rows, c.inputs);
   for (Tensor* out : {&t.y, &t.dq, &t.dk, &t.dv}) {
-    *out = Tensor(c.out_dtype, out->rows, out->heads, out->dim, out->pad);
+    *out = Tensor(c.out_dtype, out->rows, out->heads, out->dim, out->pad, out->by_heads);
     if (c.accumulate) out->fill([&] { return random.normal(); });
   }
   if (c.accumulate) {
@@ -649,6 +649,36 @@ TEST(CpuScalarGate, WallsAreExact) {
         for (double value : x->values()) EXPECT_TRUE(std::isfinite(value));
       }
     }
+  }
+}
+
+// Rows of a head that lie together are read, and gradients made, where they are: the same bits as anywhere else.
+TEST(CpuScalarGate, BitsDoNotDependOnTheLayout) {
+  for (Case c : random_cases(24, 61)) {
+    c.save = c.seed % 2;
+    for (int isa : isas()) {
+      c.inputs.by_heads = false;
+      const Values want = run_case(cpu_kernels(isa), c);
+      c.inputs.by_heads = true;
+      for (const int64_t pad : {0, 5}) {
+        c.inputs.pad = pad;
+        expect_same(run_case(cpu_kernels(isa), c), want, describe(isa, c) + " by heads, pad " + std::to_string(pad));
+      }
+    }
+    if (HasFailure()) return;
+  }
+}
+
+// Long chunks do not leave their products for backward, of which each row would have as many as the chunk has rows.
+TEST(CpuScalarGate, SavedMemoryOfARowIsBounded) {
+  MixerForward f;
+  Limits limits;
+  limits.sequences = 1;
+  limits.rows = limits.rows_per_sequence = limits.length = 1 << 20;
+  const Kernels kernels = cpu_kernels(LLA_ISA_BASELINE);
+  for (int64_t grain = 64; grain <= 4096; grain *= 2) {
+    f.shape = make_shape(1, 1, 64, 64, grain, 0);
+    EXPECT_LE(kernels.forward->saved_bytes(&f, limits) / limits.rows, 1024) << grain;
   }
 }
 

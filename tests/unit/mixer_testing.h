@@ -40,26 +40,30 @@ class Random {
   uint64_t state_;
 };
 
-// A tensor [rows, heads, dim] of any float type. `pad` elements of NaN follow every row, as in a strided view.
+// A tensor [rows, heads, dim] of any float type. `pad` elements of NaN follow every row, as in a strided view. `by_heads`:
+// all rows of a head lie together, those of the next head behind them.
 struct Tensor {
   std::vector<char> bytes;
   int32_t dtype = LLA_F32;
   int64_t rows = 0, heads = 0, dim = 0, pad = 0;
+  bool by_heads = false;
 
   Tensor() = default;
-  Tensor(int32_t type, int64_t row_count, int64_t head_count, int64_t width, int64_t padding = 0)
-      : dtype(type), rows(row_count), heads(head_count), dim(width), pad(padding) {
-    bytes.assign(static_cast<size_t>(rows * stride() * dtype_size(dtype)), 0);
-    for (int64_t i = 0; i < rows * stride(); ++i) store_element<double>(bytes.data(), dtype, i, NAN);
+  Tensor(int32_t type, int64_t row_count, int64_t head_count, int64_t width, int64_t padding = 0, bool heads_first = false)
+      : dtype(type), rows(row_count), heads(head_count), dim(width), pad(padding), by_heads(heads_first) {
+    const int64_t elements = rows * row_stride() * (by_heads ? heads : 1);
+    bytes.assign(static_cast<size_t>(elements * dtype_size(dtype)), 0);
+    for (int64_t i = 0; i < elements; ++i) store_element<double>(bytes.data(), dtype, i, NAN);
     fill([] { return 0.0; });
   }
-  int64_t stride() const { return heads * dim + pad; }
+  int64_t row_stride() const { return (by_heads ? dim : heads * dim) + pad; }
+  int64_t head_stride() const { return by_heads ? rows * row_stride() : dim; }
   bool empty() const { return bytes.empty(); }
   double get(int64_t row, int64_t head, int64_t i) const {
-    return load_element<double>(bytes.data(), dtype, row * stride() + head * dim + i);
+    return load_element<double>(bytes.data(), dtype, row * row_stride() + head * head_stride() + i);
   }
   void set(int64_t row, int64_t head, int64_t i, double value) {
-    store_element<double>(bytes.data(), dtype, row * stride() + head * dim + i, value);
+    store_element<double>(bytes.data(), dtype, row * row_stride() + head * head_stride() + i, value);
   }
   template <class F>
   void fill(F value) {
@@ -75,8 +79,8 @@ struct Tensor {
     v.data = bytes.data();
     v.dtype = dtype;
     v.accumulate = accumulate;
-    v.row_stride = stride();
-    v.head_stride = dim;
+    v.row_stride = row_stride();
+    v.head_stride = head_stride();
     return v;
   }
   std::vector<double> values() const {
@@ -335,6 +339,7 @@ struct Inputs {
   double decay = 0.1;  // gates are about -decay
   double hard = 0;     // share of gates that are -inf, -700 or 0 instead
   int64_t pad = 0;
+  bool by_heads = false;  // all but gate and write
   double lift = 0;  // added to keys and values, whose products then do not cancel
   double query_size = 1, write_size = 1, lambda_size = 1;
   double row_lift = 0, gradient_size = 1;  // added to queries and to dy; of dy
@@ -343,11 +348,11 @@ struct Inputs {
 inline Tensors random_tensors(Random& random, const MixerShape& s, int64_t rows, const Inputs& in) {
   Tensors t;
   const double k_size = 1 / std::sqrt(static_cast<double>(s.key_dim));
-  t.q = Tensor(in.dtype, rows, s.groups, s.key_dim, in.pad);
-  t.k = Tensor(in.dtype, rows, s.groups, s.key_dim, in.pad);
-  t.v = Tensor(in.dtype, rows, s.heads, s.value_dim, in.pad);
-  t.y = Tensor(in.dtype, rows, s.heads, s.value_dim, in.pad);
-  t.dy = Tensor(in.dtype, rows, s.heads, s.value_dim, in.pad);
+  t.q = Tensor(in.dtype, rows, s.groups, s.key_dim, in.pad, in.by_heads);
+  t.k = Tensor(in.dtype, rows, s.groups, s.key_dim, in.pad, in.by_heads);
+  t.v = Tensor(in.dtype, rows, s.heads, s.value_dim, in.pad, in.by_heads);
+  t.y = Tensor(in.dtype, rows, s.heads, s.value_dim, in.pad, in.by_heads);
+  t.dy = Tensor(in.dtype, rows, s.heads, s.value_dim, in.pad, in.by_heads);
   t.q.fill([&] { return in.row_lift + in.query_size * random.normal(); });
   t.k.fill([&] { return in.lift + k_size * random.normal(); });
   t.v.fill([&] { return in.lift + random.normal(); });
@@ -367,13 +372,13 @@ inline Tensors random_tensors(Random& random, const MixerShape& s, int64_t rows,
     t.dwrite = Tensor(LLA_F32, rows, s.heads, 1, in.pad);
   }
   if (s.levels > 0) {
-    t.lambda = Tensor(LLA_F32, rows, s.heads, s.levels, in.pad);
+    t.lambda = Tensor(LLA_F32, rows, s.heads, s.levels, in.pad, in.by_heads);
     t.lambda.fill([&] { return in.lambda_size * random.normal(); });
-    t.dlambda = Tensor(LLA_F32, rows, s.heads, s.levels, in.pad);
+    t.dlambda = Tensor(LLA_F32, rows, s.heads, s.levels, in.pad, in.by_heads);
   }
-  t.dq = Tensor(in.dtype, rows, s.groups, s.key_dim, in.pad);
-  t.dk = Tensor(in.dtype, rows, s.groups, s.key_dim, in.pad);
-  t.dv = Tensor(in.dtype, rows, s.heads, s.value_dim, in.pad);
+  t.dq = Tensor(in.dtype, rows, s.groups, s.key_dim, in.pad, in.by_heads);
+  t.dk = Tensor(in.dtype, rows, s.groups, s.key_dim, in.pad, in.by_heads);
+  t.dv = Tensor(in.dtype, rows, s.heads, s.value_dim, in.pad, in.by_heads);
   return t;
 }
 

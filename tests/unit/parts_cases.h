@@ -330,6 +330,40 @@ void check_gated_norm(const Tested& tested) {
   }
 }
 
+// Any positive epsilon keeps rows of zeros zero, also one that a float, or one of a kernel's arithmetic, does not have.
+template <class Tested>
+void check_norms_of_zeros(const Tested& tested) {
+  const Batch batch = packed({5});
+  for (const double epsilon : {0x1p-126, 1e-40, 1e-60, 1e-300}) {
+    Parts parts(batch);
+    L2Norm problem[2];
+    L2Norm& p = problem[kTested];
+    p.heads = 2;
+    p.dim = 17;
+    p.epsilon = epsilon;
+    p.batch = tested.view(batch);
+    p.x = parts.in(2, 17, LLA_F32, 0);
+    problem[kReference] = p;
+    parts.out(&p.y, &problem[kReference].y, 2, 17, LLA_F32, false);
+    tested.check(&parts, Op::L2NormForward, problem, 0, "l2 of zeros");
+
+    Parts rows(batch);
+    GatedNorm norms[2];
+    GatedNorm& n = norms[kTested];
+    n.form = LLA_NORM_NORM_FIRST;
+    n.heads = 2;
+    n.value_dim = 17;
+    n.width = n.group = 34;
+    n.epsilon = epsilon;
+    n.batch = tested.view(batch);
+    n.x = rows.in(2, 17, LLA_F32, 0);
+    n.weight = rows.in_weight(1, 34, LLA_F32);
+    norms[kReference] = n;
+    rows.out(&n.y, &norms[kReference].y, 2, 17, LLA_F32, false);
+    tested.check(&rows, Op::GatedNormForward, norms, 0, "gated norm of zeros");
+  }
+}
+
 // ---- rows ----
 
 template <class Tested>

@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads) gated_norm_forward(GatedNorm p, RowB
         });
         if (pass == 1) break;
         span.add_up(&squares, &unused, warps);
-        inverse = 1 / sqrtf(squares / static_cast<float>(size) + static_cast<float>(p.epsilon));
+        inverse = 1 / sqrtf(squares / static_cast<float>(size) + float_of_epsilon(p.epsilon));
       }
     }
   }
@@ -188,7 +188,7 @@ __device__ __forceinline__ void reverse_rows(const GatedNorm& p, const RowBlock&
       if (pass == 1) break;
       span.add_up(&squares, &along, warps);
       const float size = static_cast<float>(span.size);
-      inverse = 1 / sqrtf(squares / size + static_cast<float>(p.epsilon));
+      inverse = 1 / sqrtf(squares / size + float_of_epsilon(p.epsilon));
       pull = inverse * inverse * along / size;
     }
   }

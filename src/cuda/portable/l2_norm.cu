@@ -24,7 +24,7 @@ __device__ __forceinline__ void for_lane(int dim, F f) {
 template <bool kBackward>
 __global__ void __launch_bounds__(kThreads) l2_norm(L2Norm p, RowBlocks blocks) {
   const int dim = static_cast<int>(p.dim), heads = static_cast<int>(p.heads);
-  const float epsilon = static_cast<float>(p.epsilon), scale = static_cast<float>(p.scale);
+  const float epsilon = float_of_epsilon(p.epsilon), scale = static_cast<float>(p.scale);
   for (int64_t task = blockIdx.x; task < blocks.tasks; task += gridDim.x) {
     const RowBlock block = blocks.find(p.batch, task);
     for (int64_t i = threadIdx.x / 32; i < static_cast<int64_t>(block.rows) * heads; i += kThreads / 32) {
