@@ -279,7 +279,8 @@ LLA_API lla_status lla_state_read(const lla_state *state, int64_t slot, int64_t 
  * @param tensor       read; host memory.
  * @param stream       stream of the device, for which the call waits; NULL on the CPU.
  * @param error        may be NULL.
- * @return as lla_state_read(); LLA_NO_BLOCKS. On failure nothing changes. Since 0.1.
+ * @return as lla_state_read(); LLA_NO_BLOCKS. On failure nothing changes, but for LLA_DEVICE_ERROR, after which the part may
+ *         hold some of both. Since 0.1.
  */
 LLA_API lla_status lla_state_write(lla_state *state, int64_t slot, int64_t layer_index, lla_state_part part, int64_t index,
                                    const lla_tensor *tensor, void *stream, lla_error *error);
@@ -295,7 +296,8 @@ LLA_API lla_status lla_state_write(lla_state *state, int64_t slot, int64_t layer
  * @param stream       stream of the device, for which the call waits; NULL on the CPU.
  * @param error        may be NULL.
  * @return as lla_state_write(); LLA_UNSUPPORTED (the layer is not linear); LLA_POSITION_MISMATCH (reset is 0 and the slot
- *         stands elsewhere). Since 0.1.
+ *         stands elsewhere). On failure nothing changes, but for LLA_DEVICE_ERROR, after which the slot may be emptied and
+ *         the matrix written in part. Since 0.1.
  */
 LLA_API lla_status lla_state_import_linear(lla_state *state, int64_t slot, int64_t layer_index, int64_t position,
                                            const lla_tensor *matrix, int32_t reset, void *stream,
@@ -373,7 +375,8 @@ LLA_API lla_status lla_state_check(const void *buffer, size_t bytes, const char 
  * @param stream  stream of the device; NULL on the CPU.
  * @param error   may be NULL.
  * @return LLA_OK; LLA_NULL_POINTER, LLA_INVALID_ARGUMENT, LLA_DATA_CORRUPT, LLA_STATE_INCOMPATIBLE, LLA_LEVELS_EXCEEDED,
- *         LLA_NO_BLOCKS. On failure nothing changes. Since 0.1.
+ *         LLA_NO_BLOCKS; LLA_CAPTURE_UNSAFE, LLA_OUT_OF_MEMORY, LLA_DEVICE_ERROR (on a device). On failure nothing changes,
+ *         but for LLA_DEVICE_ERROR, after which the slot is empty. Since 0.1.
  */
 LLA_API lla_status lla_state_unpack(lla_state *state, int64_t slot, const void *buffer, size_t bytes, void *stream,
                                     lla_error *error);

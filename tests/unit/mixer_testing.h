@@ -340,7 +340,7 @@ struct Inputs {
   double hard = 0;     // share of gates that are -inf, -700 or 0 instead
   int64_t pad = 0;
   bool by_heads = false;  // all but gate and write
-  double lift = 0;  // added to keys and values, whose products then do not cancel
+  double lift = 0;        // added to keys and values, whose products then do not cancel
   double query_size = 1, write_size = 1, lambda_size = 1;
   double row_lift = 0, gradient_size = 1;  // added to queries and to dy; of dy
 };
