@@ -342,8 +342,15 @@ lla_status State::fork(IndexArray sources, IndexArray targets, int64_t count, vo
     target.next.tail = records_[targets[spare++]].image.tail;
     if (copied == LLA_OK) copied = copy_rows(source.image, target.next.tail, stream, error);
   }
-  if (copied != LLA_OK) {  // only records have changed
+  if (copied != LLA_OK) {  // the device failed half-way: targets whose rows may be overwritten are empty
     for (int64_t i = 0; i < count; ++i) release_nodes(records_[targets[i]].next);
+    for (int64_t i = 0; i < spare; ++i) {
+      SlotRecord& lost = records_[targets[i]];
+      if (lost.heir >= 0) continue;
+      release_nodes(lost.image);
+      lost.image = empty_image(lost.image.position, lost.image.tail);
+      touch(&lost);
+    }
     return copied;
   }
   for (int64_t i = 0; i < count; ++i) {

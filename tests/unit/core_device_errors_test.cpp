@@ -36,7 +36,7 @@ const Plugin& device() {
     p.release = [](void* memory) { std::free(memory); };
     p.copy = [](void* to, const void* from, size_t bytes, void*) {
       const int32_t status = result();
-      if (status == LLA_OK && bytes) std::memcpy(to, from, bytes);
+      if (bytes) std::memcpy(to, from, status == LLA_OK ? bytes : bytes / 2);  // it breaks half-way
       return status;
     };
     p.upload = p.copy;
@@ -364,6 +364,49 @@ TEST(DeviceErrors, ARefusalChangesNothing) {
       node = node_given;
     }
     for (const auto& [name, call] : refused) EXPECT_EQ(call(&error), LLA_OK) << name << ": " << error.text;
+  }
+}
+
+// A fork that breaks half-way: no slot holds a mixture. Sources are as they were; a target is, too, or is empty.
+TEST(DeviceErrors, AForkThatBreaksLeavesNoMixture) {
+  for (int64_t at = 0, failures = 0;; ++at) {
+    Life life;
+    fail_at = -1;
+    life.prepare_host();
+    Error error;
+    for (const auto& [name, call] : life.steps()) ASSERT_EQ(call(&error), LLA_OK) << name << ": " << error.text;
+    State& state = *capi::unwrap(life.state)->state;
+    const auto pack = [&](int64_t slot) {
+      size_t bytes = 0;
+      EXPECT_EQ(lla_state_export_size(life.state, slot, &bytes, nullptr), LLA_OK);
+      std::vector<char> packed(bytes);
+      EXPECT_EQ(lla_state_pack(life.state, slot, packed.data(), bytes, nullptr, nullptr), LLA_OK);
+      return packed;
+    };
+    const std::vector<char> source = pack(0), target = pack(1);
+    ASSERT_NE(source, target);
+    const uint64_t version = state.record(1).version;
+    const auto fork = [&] {
+      return lla_state_fork(life.state, index_of(life.zero), index_of(life.one), 1, nullptr, &error);
+    };
+    calls = 0;
+    fail_at = at;
+    const lla_status status = fork();
+    fail_at = -1;
+    EXPECT_EQ(pack(0), source);
+    if (status == LLA_OK) {
+      EXPECT_EQ(pack(1), source);
+      EXPECT_GE(failures, 2);  // entering the device, and the copy
+      break;
+    }
+    ++failures;
+    EXPECT_EQ(status, LLA_DEVICE_ERROR);
+    if (state.record(1).holds_nothing())
+      EXPECT_NE(state.record(1).version, version);
+    else
+      EXPECT_EQ(pack(1), target);
+    EXPECT_EQ(fork(), LLA_OK) << error.text;
+    EXPECT_EQ(pack(1), source);
   }
 }
 
