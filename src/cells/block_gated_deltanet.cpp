@@ -102,7 +102,7 @@ void add_gated_deltanet_backward(Builder& b, const CallTensors& call) {
     const View& dy = input_of(p, &g);
     if (!b.wants(dy)) continue;
     add_projection_backward(b, v.view(LLA_X), dy, v.weight(p.role), want_x ? term : View(), gradients.weight(p.role),
-                            Matrix(), d.hidden, p.heads * p.dim);
+                            Matrix(), d.hidden, p.heads * p.dim, true);
     term.accumulate = true;
   }
   if (want_x) b.copy(dx, gradients.view(LLA_X), 1, d.hidden);

@@ -64,7 +64,9 @@ View staged_values(const Builder& b, const View& stage);
 View columns(const View& rows, int64_t first, int64_t dim);
 void add_projection(Builder& b, const View& x, const View& y, const Matrix& weight, const Matrix& bias, int64_t inputs,
                     int64_t outputs);
+// `dx_is_scratch`: as in the problem.
 void add_projection_backward(Builder& b, const View& x, const View& dy, const Matrix& weight, const View& dx,
-                             const Matrix& dweight, const Matrix& dbias, int64_t inputs, int64_t outputs);
+                             const Matrix& dweight, const Matrix& dbias, int64_t inputs, int64_t outputs,
+                             bool dx_is_scratch = false);
 
 }  // namespace lla

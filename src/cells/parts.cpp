@@ -137,7 +137,8 @@ void add_projection(Builder& b, const View& x, const View& y, const Matrix& weig
 }
 
 void add_projection_backward(Builder& b, const View& x, const View& dy, const Matrix& weight, const View& dx,
-                             const Matrix& dweight, const Matrix& dbias, int64_t inputs, int64_t outputs) {
+                             const Matrix& dweight, const Matrix& dbias, int64_t inputs, int64_t outputs,
+                             bool dx_is_scratch) {
   Projection p;
   p.inputs = inputs;
   p.outputs = outputs;
@@ -148,6 +149,7 @@ void add_projection_backward(Builder& b, const View& x, const View& dy, const Ma
   p.dx = dx;
   p.dweight = dweight;
   p.dbias = dbias;
+  p.dx_is_scratch = dx_is_scratch;
   b.add(Op::ProjectionBackward, p);
 }
 

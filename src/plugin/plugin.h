@@ -11,7 +11,7 @@
 
 namespace lla {
 
-constexpr uint32_t kPluginAbi = 5;
+constexpr uint32_t kPluginAbi = 6;
 constexpr char kPluginSymbol[] = "lla_plugin_query";
 
 struct PluginSizes {

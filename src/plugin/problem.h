@@ -205,6 +205,7 @@ struct Projection {
   // backward only
   View dy, dx;
   Matrix dweight, dbias;
+  bool dx_is_scratch = false;  // what dx holds in rows of no sequence does not matter, even if it accumulates
 };
 
 // Zeroes the slack rows of y (not if y accumulates); with `copy` also y (+)= x on live rows (types may differ).

@@ -11,7 +11,9 @@ namespace lla::parts_testing {
 // With everything that the host of a device backend knows.
 inline BatchView device_view(const Batch& batch) {
   BatchView v = batch.view();
+  v.least_rows = v.total_rows;
   for (const Sequence& s : batch.sequences) {
+    if (!s.padding) v.least_rows = std::min(v.least_rows, s.rows);
     v.most_rows = std::max(v.most_rows, s.rows);
     v.most_length = std::max(v.most_length, s.position + s.rows);
     v.most_conv_to_store = std::max(v.most_conv_to_store, s.conv_to_store_count);

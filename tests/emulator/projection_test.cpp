@@ -68,32 +68,45 @@ TEST(CudaProjection, ProjectionGradientsAlone) {
   }
 }
 
-// A row's bits are the same alone and in a batch, for short sequences and for long ones.
-TEST(CudaProjection, BitsOfARowDoNotDependOnTheBatch) {
-  const Batch shorts = packed({1, 16, 3, 0, 15, -2, 16}), longs = packed({70, 3, 64});
+// A sequence's bits are the same alone and in a batch, of short sequences, of long ones and of both, forward and backward.
+TEST(CudaProjection, BitsOfASequenceDoNotDependOnTheBatch) {
+  const Batch batches[] = {packed({1, 16, 3, 0, 15, -2, 16}), packed({70, 64, -5, 17}),
+                           packed({1, 70, 3, -2, 0, 16, 17, 300, 1, 1, 2})};
   for (const int32_t dtype : {LLA_F32, LLA_BF16}) {
-    for (const Batch* many : {&shorts, &longs}) {
-      const int64_t inputs = 1000, outputs = 100, rows = many == &shorts ? 1 : 20;
-      const Batch one = packed({rows});
-      Parts parts(*many);
-      Projection p;
-      p.inputs = inputs;
-      p.outputs = outputs;
-      p.batch = device_view(*many);
+    for (const Batch& many : batches) {
+      const int64_t inputs = 1000, outputs = 100;
+      Parts parts(many);
+      Projection p, back;
+      p.inputs = back.inputs = inputs;
+      p.outputs = back.outputs = outputs;
+      p.batch = back.batch = device_view(many);
+      p.weight = back.weight = parts.in_weight(outputs, inputs, dtype);
       p.x = parts.in(1, inputs, dtype);
-      p.weight = parts.in_weight(outputs, inputs, dtype);
+      back.dy = parts.in(1, outputs, dtype);
       View unused;
       parts.out(&p.y, &unused, 1, outputs, LLA_F32, false);
-      run_cuda(Op::ProjectionForward, &p, many->limits());
-      for (int64_t row = 2; row + rows < many->total_rows; row += 7) {
-        if (!many->live(row)) continue;
+      parts.out(&back.dx, &unused, 1, inputs, LLA_F32, false);
+      run_cuda(Op::ProjectionForward, &p, many.limits());
+      run_cuda(Op::ProjectionBackward, &back, many.limits());
+      for (const Sequence& s : many.sequences) {
+        if (s.padding || s.rows == 0) continue;
+        const Batch one = packed({s.rows});
+        const int64_t at = one.sequences[0].row_begin;
         Parts alone(one);
-        Projection q = p;
-        q.batch = device_view(one);
-        q.x.data = p.x.at(0, row - 2, 0);
+        Projection q = p, back_q = back;
+        q.batch = back_q.batch = device_view(one);
+        q.x.data = p.x.at(0, s.row_begin - at, 0);
+        back_q.dy.data = back.dy.at(0, s.row_begin - at, 0);
         alone.out(&q.y, &unused, 1, outputs, LLA_F32, false);
+        alone.out(&back_q.dx, &unused, 1, inputs, LLA_F32, false);
         run_cuda(Op::ProjectionForward, &q, one.limits());
-        ASSERT_EQ(0, std::memcmp(q.y.at(0, 2, 0), p.y.at(0, row, 0), static_cast<size_t>(outputs) * sizeof(float))) << row;
+        run_cuda(Op::ProjectionBackward, &back_q, one.limits());
+        for (int64_t r = 0; r < s.rows; ++r) {
+          ASSERT_EQ(0, std::memcmp(q.y.at(0, at + r, 0), p.y.at(0, s.row_begin + r, 0), outputs * sizeof(float)))
+              << s.rows << " rows, row " << r;
+          ASSERT_EQ(0, std::memcmp(back_q.dx.at(0, at + r, 0), back.dx.at(0, s.row_begin + r, 0), inputs * sizeof(float)))
+              << s.rows << " rows, row " << r;
+        }
       }
     }
   }

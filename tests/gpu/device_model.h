@@ -90,7 +90,7 @@ struct Limits {
   int64_t slots = 0;                                                   // > 0: with a state
   bool backward = false;
   float decay = 0.06f;        // gates are between its negative and 0
-  lla_dtype dtype = LLA_F32;  // of q, k, v, x and y; gates, write strengths and λ are LLA_F32
+  lla_dtype dtype = LLA_F32;  // of q, k, v, x, y and matrices; gates, write strengths, λ and other weights are LLA_F32
 };
 
 inline lla_context* open_context(lla_backend backend) {
@@ -158,8 +158,8 @@ class Model {
       if (limits.backward) t.gradient = take(size);
       if (t.weight) {
         Bytes host(size);
-        for (size_t i = 0; i < size / 4; ++i)
-          put(&host, i, LLA_F32, t.low + (t.high - t.low) * unit(series_of(77, 0, t.role), i));
+        for (size_t i = 0; i < size / lla_dtype_size(t.dtype); ++i)
+          put(&host, i, t.dtype, t.low + (t.high - t.low) * unit(series_of(77, 0, t.role), i));
         send(t.data, host);
       }
     }
@@ -177,18 +177,20 @@ class Model {
     context_ = nullptr;
   }
 
-  // Inputs and the gradient of the output for these pieces, one after the other, and their plan.
-  void load(const std::vector<Piece>& pieces) {
+  // Inputs and the gradient of the output for these pieces, one after the other, and their plan. `slack`: so many rows of no
+  // sequence behind them, all NaN.
+  void load(const std::vector<Piece>& pieces, int64_t slack = 0) {
     rows_ = 0;
     std::vector<int64_t> offsets{0}, slots;
     for (const Piece& p : pieces) {
       offsets.push_back(rows_ += p.count);
       slots.push_back(p.slot);
     }
+    rows_ += slack;
     for (Tensor& t : tensors_) {
       if (t.weight) continue;
       const size_t width = static_cast<size_t>(t.d1 * std::max<int64_t>(1, t.d2));
-      Bytes host(size_of(t, rows_));
+      Bytes host(size_of(t, rows_), '\xff');
       size_t row = 0;
       for (const Piece& p : pieces) {
         for (int64_t r = 0; r < p.count; ++r, ++row) {
@@ -202,6 +204,7 @@ class Model {
     lla_rows rows = LLA_ROWS_INIT;
     rows.sequences = static_cast<int64_t>(pieces.size());
     rows.offsets = {offsets.data(), LLA_I64, LLA_HOST};
+    rows.total_rows = rows_;
     if (state_) rows.slot_in = {slots.data(), LLA_I64, LLA_HOST};
     CALL(lla_batch_plan(batch_, state_, &rows, stream_, &error));
   }
@@ -333,9 +336,10 @@ class Model {
     const auto input = [&](lla_role role, int64_t d1, int64_t d2, float low, float high, lla_dtype dtype = LLA_F32) {
       tensors_.push_back({role, d1, d2, low, high, dtype, false, nullptr, nullptr});
     };
-    const auto weight = [&](lla_role role, int64_t d1, int64_t d2, float low, float high) {
-      tensors_.push_back({role, d1, d2, low, high, LLA_F32, true, nullptr, nullptr});
+    const auto weight = [&](lla_role role, int64_t d1, int64_t d2, float low, float high, lla_dtype dtype = LLA_F32) {
+      tensors_.push_back({role, d1, d2, low, high, dtype, true, nullptr, nullptr});
     };
+    const auto matrix = [&](lla_role role, int64_t d1, int64_t d2) { weight(role, d1, d2, -0.3f, 0.3f, limits_.dtype); };
     if (desc_.kind == LLA_LAYER_MIXER) {
       const float key = 1.6f / std::sqrt(static_cast<float>(dk));
       input(LLA_Q, g, dk, -1, 1, limits_.dtype);
@@ -354,26 +358,26 @@ class Model {
     if (levels) weight(LLA_WEIGHT_LAMBDA, h, levels, 0.5f, 1.5f);
     if (desc_.kind == LLA_LAYER_MAMBA2) {
       const int64_t inner = h * dv, channels = inner + 2 * g * dk;
-      weight(LLA_WEIGHT_IN_PROJ, inner + channels + h + h * levels, hidden, -0.3f, 0.3f);
+      matrix(LLA_WEIGHT_IN_PROJ, inner + channels + h + h * levels, hidden);
       weight(LLA_WEIGHT_CONV, channels, 4, -0.5f, 0.5f);
       weight(LLA_WEIGHT_CONV_BIAS, channels, -1, -0.1f, 0.1f);
       weight(LLA_WEIGHT_SKIP, h, -1, 0.5f, 1.5f);
       weight(LLA_WEIGHT_NORM, inner, -1, 0.5f, 1.5f);
-      weight(LLA_WEIGHT_OUT_PROJ, hidden, inner, -0.3f, 0.3f);
+      matrix(LLA_WEIGHT_OUT_PROJ, hidden, inner);
       return;
     }
     for (const auto& [projection, conv, width] : {std::tuple{LLA_WEIGHT_Q_PROJ, LLA_WEIGHT_CONV_Q, h * dk},
                                                   {LLA_WEIGHT_K_PROJ, LLA_WEIGHT_CONV_K, h * dk},
                                                   {LLA_WEIGHT_V_PROJ, LLA_WEIGHT_CONV_V, h * dv}}) {
-      weight(projection, width, hidden, -0.3f, 0.3f);
+      matrix(projection, width, hidden);
       weight(conv, width, 4, -0.5f, 0.5f);
     }
-    weight(LLA_WEIGHT_GATE_PROJ, h, hidden, -0.3f, 0.3f);
-    weight(LLA_WEIGHT_WRITE_PROJ, h, hidden, -0.3f, 0.3f);
-    if (levels) weight(LLA_WEIGHT_LAMBDA_PROJ, h * levels, hidden, -0.3f, 0.3f);
-    weight(LLA_WEIGHT_Z_PROJ, h * dv, hidden, -0.3f, 0.3f);
+    matrix(LLA_WEIGHT_GATE_PROJ, h, hidden);
+    matrix(LLA_WEIGHT_WRITE_PROJ, h, hidden);
+    if (levels) matrix(LLA_WEIGHT_LAMBDA_PROJ, h * levels, hidden);
+    matrix(LLA_WEIGHT_Z_PROJ, h * dv, hidden);
     weight(LLA_WEIGHT_NORM, dv, -1, 0.5f, 1.5f);
-    weight(LLA_WEIGHT_OUT_PROJ, hidden, h * dv, -0.3f, 0.3f);
+    matrix(LLA_WEIGHT_OUT_PROJ, hidden, h * dv);
   }
   static size_t size_of(const Tensor& t, int64_t rows) {
     return static_cast<size_t>((t.weight ? 1 : rows) * t.d1 * std::max<int64_t>(1, t.d2)) * lla_dtype_size(t.dtype);

@@ -194,6 +194,53 @@ TEST_F(Repeat, AloneAndInARaggedBatch) {
   }
 }
 
+// Blocks: their projections have other kernels for few rows than for many. Behind the batch are rows of no sequence.
+TEST_F(Repeat, BlocksAloneAndInARaggedBatch) {
+  std::vector<Piece> pieces;
+  for (const int64_t rows :
+       emulated ? std::vector<int64_t>{1, 33, 0, 16, 1} : std::vector<int64_t>{1, 600, 3, 0, 16, 17, 1, 333})
+    pieces.push_back({static_cast<uint64_t>(pieces.size() + 1), 0, rows});
+  const int64_t slack = 5;
+  for (const lla_layer_kind kind : {LLA_LAYER_MAMBA2, LLA_LAYER_GATED_DELTANET}) {
+    for (const lla_dtype dtype : {LLA_F32, LLA_BF16}) {
+      const std::string name =
+          std::string(kind == LLA_LAYER_MAMBA2 ? "Mamba-2" : "Gated DeltaNet") + (dtype == LLA_F32 ? ", fp32" : ", bf16");
+      const int64_t hidden = emulated ? 32 : 512, key = emulated ? 16 : 128, value = emulated ? 16 : 64;
+      const lla_layer_desc desc = device::block(kind, hidden, emulated ? 2 : 8, key, value, 12);
+      Limits limits = limits_of(pieces, dtype);
+      limits.rows += slack;
+      Model batch, alone;
+      batch.open(context, desc, limits);
+      alone.open(context, desc, limits);
+      batch.load(pieces, slack);
+      run(&batch);
+      Tensors together;
+      batch.read(true, &together);
+      if (HasFatalFailure()) return;
+      // The sum over all rows too: those of no sequence are not in it.
+      for (const lla_role role : {LLA_X, LLA_Y, LLA_WEIGHT_OUT_PROJ})
+        ASSERT_TRUE(is_finite({{role, together[role]}}, dtype)) << name << ", role " << role;
+      int64_t row = 0;
+      for (const Piece& p : pieces) {
+        if (p.count == 0) continue;
+        alone.load({p});
+        run(&alone);
+        Tensors single;
+        alone.read(true, &single);
+        if (HasFatalFailure()) return;
+        for (const lla_role role : {LLA_X, LLA_Y}) {
+          const Bytes &part = single[role], &whole = together[role];
+          const size_t first = part.size() / static_cast<size_t>(p.count) * static_cast<size_t>(row);
+          ASSERT_LE(first + part.size(), whole.size());
+          EXPECT_EQ(std::memcmp(part.data(), whole.data() + first, part.size()), 0)
+              << name << ", role " << role << ", " << p.count << " rows";
+        }
+        row += p.count;
+      }
+    }
+  }
+}
+
 // A sequence that is cut to fill the device when it is alone, and is not when others fill it. Little decay, so that
 // everything that is far away matters.
 TEST_F(Repeat, AloneAndInAFullBatch) {

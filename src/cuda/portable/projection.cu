@@ -6,18 +6,23 @@
 namespace lla::cuda {
 namespace {
 
-// The rows of a tile. A row that no live sequence has is zero and is not stored.
+// The rows of a tile. A row that no live sequence has, or none of those asked for, is zero and is not stored.
 struct TileOfRows {
   const void* from[kTileRows];
   void* to[kTileRows];
 
-  __device__ __forceinline__ void fill(const BatchView& batch, const View& in, const View& out, int64_t first) {
+  // False: the tile has no row.
+  template <class Asked>
+  __device__ __forceinline__ bool fill(const BatchView& batch, const View& in, const View& out, int64_t first, Asked asked) {
+    bool any = false;
     for (int r = threadIdx.x; r < kTileRows; r += kProjectionThreads) {
       const Sequence* sequence = sequence_of_row(batch, first + r);
+      if (sequence && !asked(*sequence)) sequence = nullptr;
       from[r] = sequence ? in.at(sequence->index, first + r, 0) : nullptr;
       to[r] = sequence ? out.at(sequence->index, first + r, 0) : nullptr;
+      any = any || sequence;
     }
-    __syncthreads();
+    return __syncthreads_or(any);
   }
 };
 
@@ -27,7 +32,7 @@ __global__ void __launch_bounds__(kProjectionThreads) projection_forward(Project
   float* tiles = reinterpret_cast<float*>(shared_memory());
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const int64_t row_tile = task / column_tiles, first = (task - row_tile * column_tiles) * kTileColumns;
-    rows.fill(p.batch, p.x, p.y, row_tile * kTileRows);
+    if (!rows.fill(p.batch, p.x, p.y, row_tile * kTileRows, [](const Sequence& s) { return !has_few_rows(s); })) continue;
     Along<kTileRows> a(p.x.dtype, [&](int r) { return rows.from[r]; });
     Along<kTileColumns> b(p.weight.dtype,
                           [&](int r) -> const void* { return first + r < p.outputs ? p.weight.at(first + r) : nullptr; });
@@ -53,7 +58,7 @@ __global__ void __launch_bounds__(kProjectionThreads)
   float* tiles = reinterpret_cast<float*>(shared_memory());
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const int64_t row_tile = task / column_tiles, first = (task - row_tile * column_tiles) * kTileColumns;
-    rows.fill(p.batch, p.dy, p.dx, row_tile * kTileRows);
+    if (!rows.fill(p.batch, p.dy, p.dx, row_tile * kTileRows, [](const Sequence&) { return true; })) continue;
     Along<kTileRows> a(p.dy.dtype, [&](int r) { return rows.from[r]; });
     auto b = across<kTileColumns>(p.weight.dtype, first, p.inputs, [&](int64_t o) -> const void* { return p.weight.at(o); });
     TileSum sum;
@@ -80,11 +85,12 @@ void ProjectionForward::measure(const void*, const Limits&, Need* need) {
   *need = carver.need();
 }
 
-int32_t ProjectionForward::launch(const void* problem, const Limits&, char* scratch, void* stream) {
-  const Projection& p = *static_cast<const Projection*>(problem);
-  // By the rows of one sequence, so that a sequence's bits do not depend on the others.
-  if (p.batch.most_rows <= kFewRows) return launch_projection_few(p, stream);
-  if (dense_rows(p.batch) && (!p.bias.present() || p.bias.dtype == p.y.dtype)) {
+namespace {
+
+int32_t launch_projection_many(const Projection& p, char* scratch, void* stream) {
+  // Rows of short sequences are computed too; they are overwritten.
+  const bool overwritten = !p.y.accumulate || !may_have_few_rows(p.batch);
+  if (may_make_all_rows(p.batch, p.y, false) && overwritten && (!p.bias.present() || p.bias.dtype == p.y.dtype)) {
     DenseProduct product;
     product.a = dense(p.x, p.batch.total_rows, p.inputs);
     product.b = dense(p.weight, p.outputs, p.inputs);
@@ -100,13 +106,26 @@ int32_t ProjectionForward::launch(const void* problem, const Limits&, char* scra
   return cuda::launch(kernel, tasks, kProjectionThreads, kTileBytes, stream, p, column_tiles, tasks);
 }
 
+}  // namespace
+
+// By the rows of each sequence, so that its bits do not depend on the others.
+int32_t ProjectionForward::launch(const void* problem, const Limits&, char* scratch, void* stream) {
+  const Projection& p = *static_cast<const Projection*>(problem);
+  const bool many = p.batch.most_rows > kFewRows;
+  if (many) {
+    const int32_t status = launch_projection_many(p, scratch, stream);
+    if (status != LLA_OK) return status;
+  }
+  return may_have_few_rows(p.batch) ? launch_projection_few(p, many, stream) : LLA_OK;
+}
+
 int32_t ProjectionForward::load() {
   return first_failure([] { return load_kernel(projection_forward<true>); },
                        [] { return load_kernel(projection_forward<false>); }, [] { return load_projection_few(); });
 }
 
 int32_t launch_projection_rows_gradient(const Projection& p, void* workspace, void* stream) {
-  if (dense_rows(p.batch)) {
+  if (may_make_all_rows(p.batch, p.dx, p.dx_is_scratch)) {
     DenseProduct product;
     product.a = dense(p.dy, p.batch.total_rows, p.outputs);
     product.b = dense(p.weight, p.outputs, p.inputs);

@@ -152,10 +152,18 @@ inline int64_t tiles_of(int64_t size, int64_t tile) { return (size + tile - 1) /
 // Whether products need more than tf32 operands.
 inline bool exact(const View& rows, const Matrix& weight) { return rows.dtype == LLA_F32 || weight.dtype == LLA_F32; }
 
-constexpr int64_t kFewRows = 16;  // of a sequence: at most so many go the way of few rows
+// Forward, sequences of at most so many rows go the way of few rows, whatever else is in the batch.
+constexpr int64_t kFewRows = 16;
+__device__ __forceinline__ bool has_few_rows(const Sequence& sequence) { return sequence.rows <= kFewRows; }
+inline bool may_have_few_rows(const BatchView& batch) { return batch.least_rows <= kFewRows; }
 
-// Where every row is live and lies at its number times a stride, cuBLASLt may do the product.
-inline bool dense_rows(const BatchView& batch) { return batch.slack_count == 0 && batch.most_rows > kFewRows; }
+// Products over the rows are for cuBLASLt where every row is live. Those that make rows compute the others too, from
+// whatever is there: outputs are zeroed where no sequence is, but what accumulates must stay as it is.
+inline bool all_rows_live(const BatchView& batch) { return batch.slack_count == 0; }
+inline bool may_make_all_rows(const BatchView& batch, const View& out, bool scratch) {
+  return all_rows_live(batch) || !out.accumulate || scratch;
+}
+// Rows that lie at their number times a stride; no data, which is refused, where they do not.
 inline DenseMatrix dense(const View& view, int64_t rows, int64_t columns) {
   return {view.sequence_stride == 0 ? view.data : nullptr, view.dtype, rows, columns, view.row_stride};
 }
@@ -168,8 +176,8 @@ inline void* dense_workspace(float* scratch) {
   return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(scratch) + 255) & ~uintptr_t{255});
 }
 
-// Few rows meet a large weight (projection_few.cu).
-int32_t launch_projection_few(const Projection& p, void* stream);
+// Few rows meet a large weight (projection_few.cu). `among_many`: of the batch's sequences those alone that have few.
+int32_t launch_projection_few(const Projection& p, bool among_many, void* stream);
 int32_t load_projection_few();
 
 }  // namespace lla::cuda

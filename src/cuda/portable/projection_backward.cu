@@ -104,7 +104,7 @@ struct Arrays {
 };
 
 int32_t launch_weight_gradient(const Projection& p, float* partials, void* workspace, void* stream) {
-  if (dense_rows(p.batch)) {
+  if (all_rows_live(p.batch)) {
     DenseProduct product;
     product.a = dense(p.dy, p.batch.total_rows, p.outputs);
     product.transpose_a = true;

@@ -24,91 +24,134 @@ struct Eight {
   }
 };
 
+struct FewTile {
+  float sums[kWarps][kRows][kOutputs + 1];
+  const Sequence* sequences[kRows];
+};
+
+// The sequence of a row, if it has few.
+__device__ __forceinline__ const Sequence* few_at(const BatchView& batch, int64_t row) {
+  const Sequence* sequence = sequence_of_row(batch, row);
+  return sequence && has_few_rows(*sequence) ? sequence : nullptr;
+}
+
+// Outputs first_output ... of rows first_row ... Ends with a barrier.
 template <bool kExact>
-__global__ void __launch_bounds__(kThreadsOfFew) projection_few(Projection p, int64_t output_blocks, int64_t tasks) {
-  __shared__ float sums[kWarps][kRows][kOutputs + 1];
-  __shared__ const Sequence* sequences[kRows];
+__device__ __forceinline__ void multiply_few(const Projection& p, FewTile& tile, int64_t first_row, int64_t first_output) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t row_block = task / output_blocks, first = (task - row_block * output_blocks) * kOutputs;
-    if (threadIdx.x < kRows) sequences[threadIdx.x] = sequence_of_row(p.batch, row_block * kRows + threadIdx.x);
-    __syncthreads();
-    const void *x_rows[2], *w_rows[2];  // of this lane: rows lane / 4 and lane / 4 + 8 of either operand
+  if (threadIdx.x < kRows) tile.sequences[threadIdx.x] = few_at(p.batch, first_row + threadIdx.x);
+  __syncthreads();
+  const void *x_rows[2], *w_rows[2];  // of this lane: rows lane / 4 and lane / 4 + 8 of either operand
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int r = lane / 4 + 8 * i;
+    x_rows[i] = tile.sequences[r] ? p.x.at(tile.sequences[r]->index, first_row + r, 0) : nullptr;
+    w_rows[i] = first_output + r < p.outputs ? p.weight.at(first_output + r) : nullptr;
+  }
+  float c[2][4] = {};
+#pragma unroll 2
+  for (int64_t step = 32 * warp; step < p.inputs; step += 32 * kWarps) {
+    const int64_t k = step + 8 * (lane % 4);
+    Eight x[2], w[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) w[i].fetch(w_rows[i], p.weight.dtype, k, p.inputs);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) x[i].fetch(x_rows[i], p.x.dtype, k, p.inputs);
+    float xs[2][8], ws[2][8];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int r = lane / 4 + 8 * i;
-      x_rows[i] = sequences[r] ? p.x.at(sequences[r]->index, row_block * kRows + r, 0) : nullptr;
-      w_rows[i] = first + r < p.outputs ? p.weight.at(first + r) : nullptr;
+      x[i].widen(p.x.dtype, xs[i]);
+      w[i].widen(p.weight.dtype, ws[i]);
     }
-    float c[2][4] = {};
-#pragma unroll 2
-    for (int64_t step = 32 * warp; step < p.inputs; step += 32 * kWarps) {
-      const int64_t k = step + 8 * (lane % 4);
-      Eight x[2], w[2];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) w[i].fetch(w_rows[i], p.weight.dtype, k, p.inputs);
+    for (int q = 0; q < 4; ++q) {
+      unsigned fa[4], ra[4];
 #pragma unroll
-      for (int i = 0; i < 2; ++i) x[i].fetch(x_rows[i], p.x.dtype, k, p.inputs);
-      float xs[2][8], ws[2][8];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        x[i].widen(p.x.dtype, xs[i]);
-        w[i].widen(p.weight.dtype, ws[i]);
+      for (int i = 0; i < 4; ++i) {
+        const float value = xs[i % 2][2 * q + i / 2];
+        fa[i] = to_tf32(value);
+        ra[i] = to_tf32(value - __uint_as_float(fa[i]));
       }
 #pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        unsigned fa[4], ra[4];
+      for (int n = 0; n < 2; ++n) {
+        unsigned fb[2], rb[2];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const float value = xs[i % 2][2 * q + i / 2];
-          fa[i] = to_tf32(value);
-          ra[i] = to_tf32(value - __uint_as_float(fa[i]));
+        for (int i = 0; i < 2; ++i) {
+          const float value = ws[n][2 * q + i];
+          fb[i] = to_tf32(value);
+          rb[i] = to_tf32(value - __uint_as_float(fb[i]));
         }
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          unsigned fb[2], rb[2];
-#pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const float value = ws[n][2 * q + i];
-            fb[i] = to_tf32(value);
-            rb[i] = to_tf32(value - __uint_as_float(fb[i]));
-          }
-          if constexpr (kExact) {
-            multiply_fragment(c[n], ra, fb);
-            multiply_fragment(c[n], fa, rb);
-          }
-          multiply_fragment(c[n], fa, fb);
+        if constexpr (kExact) {
+          multiply_fragment(c[n], ra, fb);
+          multiply_fragment(c[n], fa, rb);
         }
+        multiply_fragment(c[n], fa, fb);
       }
     }
+  }
 #pragma unroll
-    for (int n = 0; n < 2; ++n)
+  for (int n = 0; n < 2; ++n)
 #pragma unroll
-      for (int i = 0; i < 4; ++i) sums[warp][lane / 4 + 8 * (i / 2)][8 * n + 2 * (lane % 4) + i % 2] = c[n][i];
-    __syncthreads();
-    const int r = threadIdx.x / kOutputs, column = threadIdx.x % kOutputs;
-    const int64_t o = first + column;
-    if (sequences[r] && o < p.outputs) {
-      float sum = sums[0][r][column];
+    for (int i = 0; i < 4; ++i) tile.sums[warp][lane / 4 + 8 * (i / 2)][8 * n + 2 * (lane % 4) + i % 2] = c[n][i];
+  __syncthreads();
+  const int r = threadIdx.x / kOutputs, column = threadIdx.x % kOutputs;
+  const int64_t o = first_output + column;
+  if (tile.sequences[r] && o < p.outputs) {
+    float sum = tile.sums[0][r][column];
 #pragma unroll
-      for (int w = 1; w < kWarps; ++w) sum += sums[w][r][column];
-      if (p.bias.present()) sum += load_element(p.bias.data, p.bias.dtype, o);
-      put_element(p.y.at(sequences[r]->index, row_block * kRows + r, 0), p.y.dtype, o, sum, p.y.accumulate);
+    for (int w = 1; w < kWarps; ++w) sum += tile.sums[w][r][column];
+    if (p.bias.present()) sum += load_element(p.bias.data, p.bias.dtype, o);
+    put_element(p.y.at(tile.sequences[r]->index, first_row + r, 0), p.y.dtype, o, sum, p.y.accumulate);
+  }
+  __syncthreads();
+}
+
+template <bool kExact>
+__global__ void __launch_bounds__(kThreadsOfFew) projection_few(Projection p, int64_t output_blocks, int64_t tasks) {
+  __shared__ FewTile tile;
+  for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
+    const int64_t row_block = task / output_blocks;
+    multiply_few<kExact>(p, tile, row_block * kRows, (task - row_block * output_blocks) * kOutputs);
+  }
+}
+
+// A block looks for them among as many rows as it has threads.
+template <bool kExact>
+__global__ void __launch_bounds__(kThreadsOfFew) projection_few_among_many(Projection p, int64_t output_blocks) {
+  __shared__ FewTile tile;
+  __shared__ unsigned found[kWarps];
+  static_assert(kRows == 16);
+  for (int64_t block = blockIdx.x; block < output_blocks; block += gridDim.x) {
+    for (int64_t row = 0; row < p.batch.total_rows; row += kThreadsOfFew) {
+      const unsigned of_warp = __ballot_sync(0xffffffffu, few_at(p.batch, row + threadIdx.x) != nullptr);
+      if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = of_warp;
+      __syncthreads();
+      for (int i = 0; i < 2 * kWarps; ++i) {
+        const unsigned rows = found[i / 2] >> (kRows * (i % 2)) & 0xffffu;
+        if (rows) multiply_few<kExact>(p, tile, row + i * kRows, block * kOutputs);
+      }
+      __syncthreads();
     }
-    __syncthreads();
   }
 }
 
 }  // namespace
 
-int32_t launch_projection_few(const Projection& p, void* stream) {
-  const int64_t output_blocks = tiles_of(p.outputs, kOutputs), tasks = tiles_of(p.batch.total_rows, kRows) * output_blocks;
+int32_t launch_projection_few(const Projection& p, bool among_many, void* stream) {
+  const int64_t output_blocks = tiles_of(p.outputs, kOutputs);
+  if (among_many) {
+    const auto kernel = exact(p.x, p.weight) ? projection_few_among_many<true> : projection_few_among_many<false>;
+    return cuda::launch(kernel, output_blocks, kThreadsOfFew, 0, stream, p, output_blocks);
+  }
+  const int64_t tasks = tiles_of(p.batch.total_rows, kRows) * output_blocks;
   const auto kernel = exact(p.x, p.weight) ? projection_few<true> : projection_few<false>;
   return cuda::launch(kernel, tasks, kThreadsOfFew, 0, stream, p, output_blocks, tasks);
 }
 
 int32_t load_projection_few() {
-  return first_failure([] { return load_kernel(projection_few<true>); }, [] { return load_kernel(projection_few<false>); });
+  return first_failure([] { return load_kernel(projection_few<true>); }, [] { return load_kernel(projection_few<false>); },
+                       [] { return load_kernel(projection_few_among_many<true>); },
+                       [] { return load_kernel(projection_few_among_many<false>); });
 }
 
 }  // namespace lla::cuda
