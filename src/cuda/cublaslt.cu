@@ -61,7 +61,7 @@ struct Choice {
   int32_t device = 0;
   int32_t dtypes[3] = {};
   int32_t flags = 0;
-  int64_t sizes[3] = {}, strides[3] = {};
+  int64_t sizes[3] = {};
 
   bool operator==(const Choice& other) const = default;
 };
@@ -107,14 +107,16 @@ struct Descriptors {
   cublasLtMatmulDescOpaque_t product;
   cublasLtMatrixLayoutOpaque_t first, second, out;
 
-  // `rows`: taken for the number of rows of the call; 0: what it is.
+  // `rows`: taken for the number of rows of the call, which lie as near as they may; 0: what there is.
   bool make(const DenseProduct& p, int64_t rows) {
-    const auto layout = [](cublasLtMatrixLayoutOpaque_t* to, const DenseMatrix& matrix, int64_t matrix_rows) {
+    const bool nominal = rows > 0;
+    const auto layout = [nominal](cublasLtMatrixLayoutOpaque_t* to, const DenseMatrix& matrix, int64_t matrix_rows) {
       cudaDataType type;
+      const int64_t step = kBytesAligned / (matrix.dtype == LLA_F32 ? 4 : 2);
+      const int64_t stride = nominal ? (matrix.columns + step - 1) / step * step : matrix.row_stride;
       return device_type(matrix.dtype, &type) &&
              library.cublasLtMatrixLayoutInit_internal(to, sizeof(*to), type, static_cast<uint64_t>(matrix.columns),
-                                                       static_cast<uint64_t>(matrix_rows),
-                                                       matrix.row_stride) == CUBLAS_STATUS_SUCCESS;
+                                                       static_cast<uint64_t>(matrix_rows), stride) == CUBLAS_STATUS_SUCCESS;
     };
     const cublasOperation_t operations[2] = {p.transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N,
                                              p.transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N};
@@ -135,7 +137,6 @@ struct Descriptors {
           !set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof(type)))
         return false;
     }
-    const bool nominal = rows > 0;
     return layout(&first, p.b, nominal && p.over_rows ? rows : p.b.rows) &&
            layout(&second, p.a, nominal ? rows : p.a.rows) &&
            layout(&out, p.out, nominal && !p.over_rows ? rows : p.out.rows);
@@ -181,7 +182,6 @@ bool algorithm_of(int device, const DenseProduct& p, cublasLtMatmulAlgo_t* algor
   for (int i = 0; i < 3; ++i) {
     choice.dtypes[i] = matrices[i]->dtype;
     choice.sizes[i] = matrices[i]->columns;
-    choice.strides[i] = matrices[i]->row_stride;
   }
   const Lock lock(mutex);
   const int made = algorithms_made < kMostAlgorithms ? algorithms_made : kMostAlgorithms;

@@ -16,8 +16,8 @@ struct DenseMatrix {
 };
 
 // out (+)= a b + bias, with a or b transposed if asked to; the bias, one number for each column of `out`, may be missing and
-// has out's type. Sums are in fp32. How many rows a call has must not choose the algorithm, so that a row's bits do not
-// depend on it: rows are the depth of the product if `over_rows`, else the rows of `out`.
+// has out's type. Sums are in fp32. How many rows a call has must not choose the algorithm, nor how far apart they lie, so that
+// a row's bits do not depend on it: rows are the depth of the product if `over_rows`, else the rows of `out`.
 struct DenseProduct {
   DenseMatrix a, b, out;
   bool transpose_a = false, transpose_b = false, accumulate = false, over_rows = false;

@@ -164,11 +164,11 @@ inline bool may_make_all_rows(const BatchView& batch, const View& out, bool scra
   return all_rows_live(batch) || !out.accumulate || scratch;
 }
 // Rows that lie at their number times a stride; no data, which is refused, where they do not.
-inline DenseMatrix dense(const View& view, int64_t rows, int64_t columns) {
-  return {view.sequence_stride == 0 ? view.data : nullptr, view.dtype, rows, columns, view.row_stride};
+inline DenseMatrix dense(const View& view, int64_t rows, int64_t columns) {  // a single row has no stride
+  return {view.sequence_stride == 0 ? view.data : nullptr, view.dtype, rows, columns, rows > 1 ? view.row_stride : columns};
 }
 inline DenseMatrix dense(const Matrix& matrix, int64_t rows, int64_t columns) {
-  return {matrix.data, matrix.dtype, rows, columns, matrix.row_stride};
+  return {matrix.data, matrix.dtype, rows, columns, rows > 1 ? matrix.row_stride : columns};
 }
 // Scratch for it, in floats, and where in the scratch it begins.
 inline Size dense_workspace() { return kCublasltWorkspace / 4 + 64; }

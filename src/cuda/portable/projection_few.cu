@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // y = x W^T + bias for sequences of few rows: the weight streams from memory straight into fragments.
+#include <algorithm>
+
 #include "cuda/portable/projection.h"
 
 namespace lla::cuda {
@@ -115,20 +117,36 @@ __global__ void __launch_bounds__(kThreadsOfFew) projection_few(Projection p, in
   }
 }
 
-// A block looks for them among as many rows as it has threads.
+// Whether one of kRows rows has few beside it: mostly one look, at the long sequence that holds them all.
+__device__ __forceinline__ bool any_few_at(const BatchView& batch, int64_t first_row) {
+  const int64_t end = min(first_row + kRows, batch.total_rows);
+  for (int64_t row = first_row; row < end;) {
+    const Sequence* sequence = sequence_of_row(batch, row);
+    if (sequence && has_few_rows(*sequence)) return true;
+    row = sequence ? sequence->row_begin + sequence->rows : row + 1;
+  }
+  return false;
+}
+
+// The blocks of some outputs share the tiles of rows: block s of `shares` has every shares-th one that has such rows. A
+// thread looks at one tile.
 template <bool kExact>
-__global__ void __launch_bounds__(kThreadsOfFew) projection_few_among_many(Projection p, int64_t output_blocks) {
+__global__ void __launch_bounds__(kThreadsOfFew)
+    projection_few_among_many(Projection p, int64_t output_blocks, int64_t shares) {
   __shared__ FewTile tile;
   __shared__ unsigned found[kWarps];
-  static_assert(kRows == 16);
-  for (int64_t block = blockIdx.x; block < output_blocks; block += gridDim.x) {
-    for (int64_t row = 0; row < p.batch.total_rows; row += kThreadsOfFew) {
-      const unsigned of_warp = __ballot_sync(0xffffffffu, few_at(p.batch, row + threadIdx.x) != nullptr);
+  for (int64_t task = blockIdx.x; task < output_blocks * shares; task += gridDim.x) {
+    const int64_t share = task / output_blocks, block = task - share * output_blocks;
+    int64_t count = 0;
+    for (int64_t row = 0; row < p.batch.total_rows; row += kThreadsOfFew * kRows) {
+      const unsigned of_warp = __ballot_sync(0xffffffffu, any_few_at(p.batch, row + threadIdx.x * kRows));
       if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = of_warp;
       __syncthreads();
-      for (int i = 0; i < 2 * kWarps; ++i) {
-        const unsigned rows = found[i / 2] >> (kRows * (i % 2)) & 0xffffu;
-        if (rows) multiply_few<kExact>(p, tile, row + i * kRows, block * kOutputs);
+      for (int w = 0; w < kWarps; ++w) {
+        for (unsigned tiles = found[w]; tiles; tiles &= tiles - 1) {
+          const int i = 32 * w + __ffsll(static_cast<long long>(tiles)) - 1;
+          if (count++ % shares == share) multiply_few<kExact>(p, tile, row + i * kRows, block * kOutputs);
+        }
       }
       __syncthreads();
     }
@@ -141,7 +159,8 @@ int32_t launch_projection_few(const Projection& p, bool among_many, void* stream
   const int64_t output_blocks = tiles_of(p.outputs, kOutputs);
   if (among_many) {
     const auto kernel = exact(p.x, p.weight) ? projection_few_among_many<true> : projection_few_among_many<false>;
-    return cuda::launch(kernel, output_blocks, kThreadsOfFew, 0, stream, p, output_blocks);
+    const int64_t shares = std::min<int64_t>(p.batch.count, 8);
+    return cuda::launch(kernel, output_blocks * shares, kThreadsOfFew, 0, stream, p, output_blocks, shares);
   }
   const int64_t tasks = tiles_of(p.batch.total_rows, kRows) * output_blocks;
   const auto kernel = exact(p.x, p.weight) ? projection_few<true> : projection_few<false>;
