@@ -92,9 +92,10 @@ lla_status lla_append(const lla_layer* layer, lla_state* state, int64_t slot, co
   LLA_TRY(batch_device_size(*known.context, limits, &device_bytes, error));
   LLA_TRY(measure_program(known, limits, LLA_PASS_FORWARD, &workspace_bytes, error));
   Loan batch_memory(known.context, false), device_memory(known.context, true), workspace(known.context, true);
-  if (!batch_memory.take(batch_bytes) || (device_bytes > 0 && !device_memory.take(device_bytes)) ||
-      !workspace.take(workspace_bytes))
-    return fail(error, LLA_OUT_OF_MEMORY, "%s: no memory for batch and workspace", __func__);
+  if (!batch_memory.take(batch_bytes)) return fail(error, LLA_OUT_OF_MEMORY, "%s: no memory for a batch", __func__);
+  if ((device_bytes > 0 && !device_memory.take(device_bytes)) || !workspace.take(workspace_bytes))
+    return fail(error, known.context->device ? LLA_OUT_OF_DEVICE_MEMORY : LLA_OUT_OF_MEMORY,
+                "%s: no memory for plan and workspace", __func__);
 
   Batch* batch = nullptr;
   LLA_TRY(init_batch(known.context, limits, batch_memory.memory(), batch_bytes, &batch, error));

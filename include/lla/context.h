@@ -46,7 +46,7 @@ typedef int32_t lla_determinism;
 #define LLA_DETERMINISM_DEFAULT 0
 /** The same call gives the same bits, run after run, for any number of threads. */
 #define LLA_DETERMINISM_RUN_TO_RUN 1
-/** Also: a sequence's bits do not depend on what else is in the batch. */
+/** Also: a sequence's bits do not depend on what else is in the batch (docs/determinism.md names the one limit). */
 #define LLA_DETERMINISM_BATCH_INVARIANT 2
 /** Also: a sequence's bits do not depend on how it was cut into calls. Reserved: no backend offers it yet. */
 #define LLA_DETERMINISM_SPLIT_INVARIANT 3

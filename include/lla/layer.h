@@ -367,8 +367,8 @@ LLA_API void lla_tasks_run(lla_tasks *tasks, int64_t phase, int64_t task, int32_
  * @param weight_count  entries of `weights`.
  * @param stream        stream of the device, for which the call waits; NULL on the CPU.
  * @param error         may be NULL.
- * @return as lla_batch_plan(), lla_layer_forward() and lla_state_commit(), or LLA_OUT_OF_MEMORY; unless it is LLA_OK the
- *         state is as it was. Since 0.1.
+ * @return as lla_batch_plan(), lla_layer_forward() and lla_state_commit(); LLA_OUT_OF_MEMORY, LLA_OUT_OF_DEVICE_MEMORY (on a
+ *         device). Unless it is LLA_OK the state is as it was. Since 0.1.
  */
 LLA_API lla_status lla_append(const lla_layer *layer, lla_state *state, int64_t slot, const lla_binding *io, int64_t io_count,
                               const lla_binding *weights, int64_t weight_count, void *stream, lla_error *error);

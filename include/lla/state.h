@@ -174,7 +174,8 @@ LLA_API lla_status lla_state_reset(lla_state *state, lla_index slots, int64_t co
  * @param count    number of entries.
  * @param stream   stream of the device; NULL on the CPU.
  * @param error    may be NULL.
- * @return LLA_OK; LLA_NULL_POINTER, LLA_INVALID_ARGUMENT. On failure nothing changes. Since 0.1.
+ * @return LLA_OK; LLA_NULL_POINTER, LLA_INVALID_ARGUMENT; LLA_DEVICE_ERROR (on a device). On failure nothing changes, but for
+ *         LLA_DEVICE_ERROR, after which targets that are no sources may be empty. Since 0.1.
  */
 LLA_API lla_status lla_state_fork(lla_state *state, lla_index sources, lla_index targets, int64_t count, void *stream,
                                   lla_error *error);

@@ -54,8 +54,10 @@ DeviceLayout::DeviceLayout(const Limits& limits) {
 }
 
 lla_status batch_device_size(const Context& context, const Limits& limits, size_t* bytes, lla_error* error) noexcept {
-  *bytes = 0;
-  if (!context.device) return LLA_OK;
+  if (!context.device) {
+    *bytes = 0;
+    return LLA_OK;
+  }
   const DeviceLayout layout(limits);
   if (!layout.bytes.valid())
     return fail(error, LLA_SIZE_OVERFLOW, "limits: a batch of %lld sequences and %lld rows is too large",

@@ -410,6 +410,47 @@ TEST(DeviceErrors, AForkThatBreaksLeavesNoMixture) {
   }
 }
 
+// A size that cannot be is refused without a word in the caller's number.
+TEST(DeviceErrors, ARefusedSizeIsNotWritten) {
+  Life life;
+  fail_at = -1;
+  lla_batch_limits limits = life.limits;
+  limits.max_sequences = INT64_MAX / 2;
+  size_t bytes = 77, alignment = 78;
+  Error error;
+  EXPECT_EQ(lla_batch_size(life.context, &limits, &bytes, &alignment, &error), LLA_SIZE_OVERFLOW);
+  EXPECT_EQ(lla_batch_device_size(life.context, &limits, &bytes, &alignment, &error), LLA_SIZE_OVERFLOW);
+  EXPECT_EQ(bytes, 77u);
+  EXPECT_EQ(alignment, 78u);
+}
+
+// Which memory is short is told apart, and the slot is as it was.
+TEST(DeviceErrors, AppendNamesTheMemoryThatIsShort) {
+  Life life;
+  fail_at = -1;
+  life.prepare_host();
+  Error error;
+  for (const auto& [name, call] : life.steps()) ASSERT_EQ(call(&error), LLA_OK) << name << ": " << error.text;
+  const lla_binding io[] = {life.bind(LLA_Q, life.x), life.bind(LLA_K, life.x), life.bind(LLA_V, life.x),
+                            life.bind(LLA_Y, life.y)};
+  const auto append = [&] { return lla_append(life.layer, life.state, 1, io, 4, nullptr, 0, nullptr, &error); };
+  int64_t before = 0, after = 0;
+  ASSERT_EQ(lla_state_length(life.state, 1, &before, &error), LLA_OK) << error.text;
+  const auto allocate = life.owner->allocator.allocate;
+  life.owner->allocator.allocate = [](size_t, size_t, void*) -> void* { return nullptr; };
+  EXPECT_EQ(append(), LLA_OUT_OF_MEMORY);
+  life.owner->allocator.allocate = allocate;
+  for (int64_t at = 1; at <= 2; ++at) {  // entering the device is the first call, plan and workspace are the next
+    calls = 0;
+    fail_at = at;
+    EXPECT_EQ(append(), LLA_OUT_OF_DEVICE_MEMORY) << at;
+    fail_at = -1;
+  }
+  ASSERT_EQ(lla_state_length(life.state, 1, &after, &error), LLA_OK) << error.text;
+  EXPECT_EQ(after, before);
+  EXPECT_EQ(append(), LLA_OK) << error.text;
+}
+
 TEST(DeviceErrors, AForkHasNoDevice) {
   Life life;
   fail_at = -1;
