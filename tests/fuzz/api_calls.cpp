@@ -177,8 +177,8 @@ struct Run {
     for (const auto& h : all) h->meter.fill = true;
     const bool defaults = in.one_in(9) && memory.empty();  // memory has the geometry of `d`
     const lla_status status =
-        FUZZ_CALL(lla_state_create(group.data(), static_cast<int64_t>(group.size()), defaults ? nullptr : &d,
-                                   memory.data(), static_cast<int64_t>(memory.size()), &s.state, &error));
+        FUZZ_CALL(lla_state_create(group.data(), static_cast<int64_t>(group.size()), defaults ? nullptr : &d, memory.data(),
+                                   static_cast<int64_t>(memory.size()), &s.state, &error));
     for (const auto& h : all) h->meter.fill = false;
     PROMISE((status == LLA_OK) == (s.state != nullptr));
     if (status != LLA_OK) return;
