@@ -70,8 +70,8 @@ TEST(CudaProjection, ProjectionGradientsAlone) {
 
 // A sequence's bits are the same alone and in a batch, of short sequences, of long ones and of both, forward and backward.
 TEST(CudaProjection, BitsOfASequenceDoNotDependOnTheBatch) {
-  const Batch batches[] = {packed({1, 16, 3, 0, 15, -2, 16}), packed({70, 64, -5, 17}),
-                           packed({1, 70, 3, -2, 0, 16, 17, 300, 1, 1, 2})};
+  const Batch batches[] = {packed({1, 16, 3, 0, 15, -2, 16}), packed({9, 1, 12}), packed(std::vector<int64_t>(85, 1)),
+                           packed({70, 64, -5, 17}), packed({1, 70, 3, -2, 0, 16, 17, 300, 1, 1, 2})};
   for (const int32_t dtype : {LLA_F32, LLA_BF16}) {
     for (const Batch& many : batches) {
       const int64_t inputs = 1000, outputs = 100;

@@ -7,9 +7,10 @@
 namespace lla::cuda {
 namespace {
 
-constexpr int kRows = 16, kOutputs = 16;  // of a block
-constexpr int kWarps = 8;                 // share the depth: a warp has every eighth step of 32
+constexpr int kRows = 16, kOutputs = 8;  // of a tile: of one product of fragments
+constexpr int kWarps = 8;                // share the depth: a warp has every eighth step of 32
 constexpr int kThreadsOfFew = 32 * kWarps;
+constexpr int64_t kManyBlocks = 128;  // about as many as a chip has multiprocessors
 
 // Elements 8 * (lane % 4) ... + 7 of a step. Which index of the depth a fragment's column stands for is free, as long as
 // both operands agree: the q-th product takes elements 2 q and 2 q + 1 of every lane.
@@ -26,94 +27,115 @@ struct Eight {
   }
 };
 
-struct FewTile {
-  float sums[kWarps][kRows][kOutputs + 1];
-  const Sequence* sequences[kRows];
-};
-
 // The sequence of a row, if it has few.
 __device__ __forceinline__ const Sequence* few_at(const BatchView& batch, int64_t row) {
   const Sequence* sequence = sequence_of_row(batch, row);
   return sequence && has_few_rows(*sequence) ? sequence : nullptr;
 }
 
+// A block's tiles. How many there are makes no difference to an element's sum, but the weight's elements are read once for
+// all tiles of rows, and the rows' once for all tiles of outputs.
+template <int kRowTiles, int kOutputTiles>
+struct FewTiles {
+  float sums[kWarps][kRows][kOutputTiles * kOutputs + 1];
+  const void* from[kRowTiles * kRows];
+  void* to[kRowTiles * kRows];
+};
+
 // Outputs first_output ... of rows first_row ... Ends with a barrier.
-template <bool kExact>
-__device__ __forceinline__ void multiply_few(const Projection& p, FewTile& tile, int64_t first_row, int64_t first_output) {
+template <bool kExact, int kRowTiles, int kOutputTiles>
+__device__ __forceinline__ void multiply_few(const Projection& p, FewTiles<kRowTiles, kOutputTiles>& tiles,
+                                             int64_t first_row, int64_t first_output) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  if (threadIdx.x < kRows) tile.sequences[threadIdx.x] = few_at(p.batch, first_row + threadIdx.x);
-  __syncthreads();
-  const void *x_rows[2], *w_rows[2];  // of this lane: rows lane / 4 and lane / 4 + 8 of either operand
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const int r = lane / 4 + 8 * i;
-    x_rows[i] = tile.sequences[r] ? p.x.at(tile.sequences[r]->index, first_row + r, 0) : nullptr;
-    w_rows[i] = first_output + r < p.outputs ? p.weight.at(first_output + r) : nullptr;
+  if (threadIdx.x < kRowTiles * kRows) {
+    const int64_t row = first_row + threadIdx.x;
+    const Sequence* sequence = few_at(p.batch, row);
+    tiles.from[threadIdx.x] = sequence ? p.x.at(sequence->index, row, 0) : nullptr;
+    tiles.to[threadIdx.x] = sequence ? p.y.at(sequence->index, row, 0) : nullptr;
   }
-  float c[2][4] = {};
-#pragma unroll 2
+  __syncthreads();
+  const void* w_rows[kOutputTiles];  // of this lane: one of each tile
+#pragma unroll
+  for (int n = 0; n < kOutputTiles; ++n) {
+    const int64_t output = first_output + n * kOutputs + lane / 4;
+    w_rows[n] = output < p.outputs ? p.weight.at(output) : nullptr;
+  }
+  float c[kRowTiles][kOutputTiles][4] = {};
+#pragma unroll(kRowTiles == 1 ? 2 : 1)
   for (int64_t step = 32 * warp; step < p.inputs; step += 32 * kWarps) {
     const int64_t k = step + 8 * (lane % 4);
-    Eight x[2], w[2];
+    float ws[kOutputTiles][8];
+    {
+      Eight w[kOutputTiles];
 #pragma unroll
-    for (int i = 0; i < 2; ++i) w[i].fetch(w_rows[i], p.weight.dtype, k, p.inputs);
+      for (int n = 0; n < kOutputTiles; ++n) w[n].fetch(w_rows[n], p.weight.dtype, k, p.inputs);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) x[i].fetch(x_rows[i], p.x.dtype, k, p.inputs);
-    float xs[2][8], ws[2][8];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      x[i].widen(p.x.dtype, xs[i]);
-      w[i].widen(p.weight.dtype, ws[i]);
+      for (int n = 0; n < kOutputTiles; ++n) w[n].widen(p.weight.dtype, ws[n]);
     }
 #pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      unsigned fa[4], ra[4];
+    for (int m = 0; m < kRowTiles; ++m) {
+      Eight x[2];  // of rows lane / 4 and lane / 4 + 8
+      float xs[2][8];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float value = xs[i % 2][2 * q + i / 2];
-        fa[i] = to_tf32(value);
-        ra[i] = to_tf32(value - __uint_as_float(fa[i]));
-      }
+      for (int i = 0; i < 2; ++i) x[i].fetch(tiles.from[m * kRows + lane / 4 + 8 * i], p.x.dtype, k, p.inputs);
 #pragma unroll
-      for (int n = 0; n < 2; ++n) {
-        unsigned fb[2], rb[2];
+      for (int i = 0; i < 2; ++i) x[i].widen(p.x.dtype, xs[i]);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float value = ws[n][2 * q + i];
-          fb[i] = to_tf32(value);
-          rb[i] = to_tf32(value - __uint_as_float(fb[i]));
+      for (int q = 0; q < 4; ++q) {
+        unsigned fa[4], ra[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float value = xs[i % 2][2 * q + i / 2];
+          fa[i] = to_tf32(value);
+          ra[i] = to_tf32(value - __uint_as_float(fa[i]));
         }
-        if constexpr (kExact) {
-          multiply_fragment(c[n], ra, fb);
-          multiply_fragment(c[n], fa, rb);
+#pragma unroll
+        for (int n = 0; n < kOutputTiles; ++n) {
+          unsigned fb[2], rb[2];
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const float value = ws[n][2 * q + i];
+            fb[i] = to_tf32(value);
+            rb[i] = to_tf32(value - __uint_as_float(fb[i]));
+          }
+          if constexpr (kExact) {
+            multiply_fragment(c[m][n], ra, fb);
+            multiply_fragment(c[m][n], fa, rb);
+          }
+          multiply_fragment(c[m][n], fa, fb);
         }
-        multiply_fragment(c[n], fa, fb);
       }
     }
   }
 #pragma unroll
-  for (int n = 0; n < 2; ++n)
+  for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) tile.sums[warp][lane / 4 + 8 * (i / 2)][8 * n + 2 * (lane % 4) + i % 2] = c[n][i];
-  __syncthreads();
-  const int r = threadIdx.x / kOutputs, column = threadIdx.x % kOutputs;
-  const int64_t o = first_output + column;
-  if (tile.sequences[r] && o < p.outputs) {
-    float sum = tile.sums[0][r][column];
+    for (int n = 0; n < kOutputTiles; ++n)
 #pragma unroll
-    for (int w = 1; w < kWarps; ++w) sum += tile.sums[w][r][column];
-    if (p.bias.present()) sum += load_element(p.bias.data, p.bias.dtype, o);
-    put_element(p.y.at(tile.sequences[r]->index, first_row + r, 0), p.y.dtype, o, sum, p.y.accumulate);
+      for (int i = 0; i < 4; ++i)
+        tiles.sums[warp][lane / 4 + 8 * (i / 2)][kOutputs * n + 2 * (lane % 4) + i % 2] = c[m][n][i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < kRows * kOutputTiles * kOutputs; i += kThreadsOfFew) {
+      const int r = i / (kOutputTiles * kOutputs), column = i % (kOutputTiles * kOutputs);
+      const int64_t o = first_output + column;
+      void* const to = tiles.to[m * kRows + r];
+      if (!to || o >= p.outputs) continue;
+      float sum = tiles.sums[0][r][column];
+#pragma unroll
+      for (int w = 1; w < kWarps; ++w) sum += tiles.sums[w][r][column];
+      if (p.bias.present()) sum += load_element(p.bias.data, p.bias.dtype, o);
+      put_element(to, p.y.dtype, o, sum, p.y.accumulate);
+    }
+    __syncthreads();
   }
-  __syncthreads();
 }
 
-template <bool kExact>
+template <bool kExact, int kRowTiles, int kOutputTiles>
 __global__ void __launch_bounds__(kThreadsOfFew) projection_few(Projection p, int64_t output_blocks, int64_t tasks) {
-  __shared__ FewTile tile;
+  __shared__ FewTiles<kRowTiles, kOutputTiles> tiles;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
-    const int64_t row_block = task / output_blocks;
-    multiply_few<kExact>(p, tile, row_block * kRows, (task - row_block * output_blocks) * kOutputs);
+    const int64_t row_block = task / output_blocks, output_block = task - row_block * output_blocks;
+    multiply_few<kExact>(p, tiles, row_block * kRowTiles * kRows, output_block * kOutputTiles * kOutputs);
   }
 }
 
@@ -128,12 +150,14 @@ __device__ __forceinline__ bool any_few_at(const BatchView& batch, int64_t first
   return false;
 }
 
+constexpr int kAmongMany = 2;  // tiles of outputs of a block
+
 // The blocks of some outputs share the tiles of rows: block s of `shares` has every shares-th one that has such rows. A
 // thread looks at one tile.
 template <bool kExact>
 __global__ void __launch_bounds__(kThreadsOfFew)
     projection_few_among_many(Projection p, int64_t output_blocks, int64_t shares) {
-  __shared__ FewTile tile;
+  __shared__ FewTiles<1, kAmongMany> tiles;
   __shared__ unsigned found[kWarps];
   for (int64_t task = blockIdx.x; task < output_blocks * shares; task += gridDim.x) {
     const int64_t share = task / output_blocks, block = task - share * output_blocks;
@@ -143,9 +167,9 @@ __global__ void __launch_bounds__(kThreadsOfFew)
       if (threadIdx.x % 32 == 0) found[threadIdx.x / 32] = of_warp;
       __syncthreads();
       for (int w = 0; w < kWarps; ++w) {
-        for (unsigned tiles = found[w]; tiles; tiles &= tiles - 1) {
-          const int i = 32 * w + __ffsll(static_cast<long long>(tiles)) - 1;
-          if (count++ % shares == share) multiply_few<kExact>(p, tile, row + i * kRows, block * kOutputs);
+        for (unsigned left = found[w]; left; left &= left - 1) {
+          const int i = 32 * w + __ffsll(static_cast<long long>(left)) - 1;
+          if (count++ % shares == share) multiply_few<kExact>(p, tiles, row + i * kRows, block * kAmongMany * kOutputs);
         }
       }
       __syncthreads();
@@ -153,22 +177,37 @@ __global__ void __launch_bounds__(kThreadsOfFew)
   }
 }
 
+template <int kRowTiles, int kOutputTiles>
+int32_t launch_tiles(const Projection& p, void* stream) {
+  const int64_t output_blocks = tiles_of(p.outputs, kOutputTiles * kOutputs);
+  const int64_t tasks = tiles_of(p.batch.total_rows, kRowTiles * kRows) * output_blocks;
+  const auto kernel =
+      exact(p.x, p.weight) ? projection_few<true, kRowTiles, kOutputTiles> : projection_few<false, kRowTiles, kOutputTiles>;
+  return cuda::launch(kernel, tasks, kThreadsOfFew, 0, stream, p, output_blocks, tasks);
+}
+template <int kRowTiles, int kOutputTiles>
+int32_t load_tiles() {
+  return first_failure([] { return load_kernel(projection_few<true, kRowTiles, kOutputTiles>); },
+                       [] { return load_kernel(projection_few<false, kRowTiles, kOutputTiles>); });
+}
+
 }  // namespace
 
 int32_t launch_projection_few(const Projection& p, bool among_many, void* stream) {
-  const int64_t output_blocks = tiles_of(p.outputs, kOutputs);
   if (among_many) {
+    const int64_t output_blocks = tiles_of(p.outputs, kAmongMany * kOutputs), shares = std::min<int64_t>(p.batch.count, 8);
     const auto kernel = exact(p.x, p.weight) ? projection_few_among_many<true> : projection_few_among_many<false>;
-    const int64_t shares = std::min<int64_t>(p.batch.count, 8);
     return cuda::launch(kernel, output_blocks * shares, kThreadsOfFew, 0, stream, p, output_blocks, shares);
   }
-  const int64_t tasks = tiles_of(p.batch.total_rows, kRows) * output_blocks;
-  const auto kernel = exact(p.x, p.weight) ? projection_few<true> : projection_few<false>;
-  return cuda::launch(kernel, tasks, kThreadsOfFew, 0, stream, p, output_blocks, tasks);
+  if (p.batch.total_rows <= kRows) return launch_tiles<1, 2>(p, stream);
+  if (p.batch.total_rows <= 2 * kRows) return launch_tiles<2, 2>(p, stream);
+  const int64_t blocks = tiles_of(p.batch.total_rows, 4 * kRows) * tiles_of(p.outputs, 4 * kOutputs);
+  return blocks < kManyBlocks ? launch_tiles<4, 2>(p, stream) : launch_tiles<4, 4>(p, stream);
 }
 
 int32_t load_projection_few() {
-  return first_failure([] { return load_kernel(projection_few<true>); }, [] { return load_kernel(projection_few<false>); },
+  return first_failure([] { return load_tiles<1, 2>(); }, [] { return load_tiles<2, 2>(); },
+                       [] { return load_tiles<4, 2>(); }, [] { return load_tiles<4, 4>(); },
                        [] { return load_kernel(projection_few_among_many<true>); },
                        [] { return load_kernel(projection_few_among_many<false>); });
 }
