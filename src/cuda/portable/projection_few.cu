@@ -8,9 +8,9 @@ namespace lla::cuda {
 namespace {
 
 constexpr int kRows = 16, kOutputs = 8;  // of a tile: of one product of fragments
+constexpr int kOutputTiles = 2;          // of a block
 constexpr int kWarps = 8;                // share the depth: a warp has every eighth step of 32
 constexpr int kThreadsOfFew = 32 * kWarps;
-constexpr int64_t kManyBlocks = 128;  // about as many as a chip has multiprocessors
 
 // Elements 8 * (lane % 4) ... + 7 of a step. Which index of the depth a fragment's column stands for is free, as long as
 // both operands agree: the q-th product takes elements 2 q and 2 q + 1 of every lane.
@@ -34,8 +34,8 @@ __device__ __forceinline__ const Sequence* few_at(const BatchView& batch, int64_
 }
 
 // A block's tiles. How many there are makes no difference to an element's sum, but the weight's elements are read once for
-// all tiles of rows, and the rows' once for all tiles of outputs.
-template <int kRowTiles, int kOutputTiles>
+// all tiles of rows. More than two, or more of outputs, keep too few blocks busy.
+template <int kRowTiles>
 struct FewTiles {
   float sums[kWarps][kRows][kOutputTiles * kOutputs + 1];
   const void* from[kRowTiles * kRows];
@@ -43,9 +43,9 @@ struct FewTiles {
 };
 
 // Outputs first_output ... of rows first_row ... Ends with a barrier.
-template <bool kExact, int kRowTiles, int kOutputTiles>
-__device__ __forceinline__ void multiply_few(const Projection& p, FewTiles<kRowTiles, kOutputTiles>& tiles,
-                                             int64_t first_row, int64_t first_output) {
+template <bool kExact, int kRowTiles>
+__device__ __forceinline__ void multiply_few(const Projection& p, FewTiles<kRowTiles>& tiles, int64_t first_row,
+                                             int64_t first_output) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x < kRowTiles * kRows) {
     const int64_t row = first_row + threadIdx.x;
@@ -130,9 +130,9 @@ __device__ __forceinline__ void multiply_few(const Projection& p, FewTiles<kRowT
   }
 }
 
-template <bool kExact, int kRowTiles, int kOutputTiles>
+template <bool kExact, int kRowTiles>
 __global__ void __launch_bounds__(kThreadsOfFew) projection_few(Projection p, int64_t output_blocks, int64_t tasks) {
-  __shared__ FewTiles<kRowTiles, kOutputTiles> tiles;
+  __shared__ FewTiles<kRowTiles> tiles;
   for (int64_t task = blockIdx.x; task < tasks; task += gridDim.x) {
     const int64_t row_block = task / output_blocks, output_block = task - row_block * output_blocks;
     multiply_few<kExact>(p, tiles, row_block * kRowTiles * kRows, output_block * kOutputTiles * kOutputs);
@@ -150,14 +150,12 @@ __device__ __forceinline__ bool any_few_at(const BatchView& batch, int64_t first
   return false;
 }
 
-constexpr int kAmongMany = 2;  // tiles of outputs of a block
-
 // The blocks of some outputs share the tiles of rows: block s of `shares` has every shares-th one that has such rows. A
 // thread looks at one tile.
 template <bool kExact>
 __global__ void __launch_bounds__(kThreadsOfFew)
     projection_few_among_many(Projection p, int64_t output_blocks, int64_t shares) {
-  __shared__ FewTiles<1, kAmongMany> tiles;
+  __shared__ FewTiles<1> tiles;
   __shared__ unsigned found[kWarps];
   for (int64_t task = blockIdx.x; task < output_blocks * shares; task += gridDim.x) {
     const int64_t share = task / output_blocks, block = task - share * output_blocks;
@@ -169,7 +167,7 @@ __global__ void __launch_bounds__(kThreadsOfFew)
       for (int w = 0; w < kWarps; ++w) {
         for (unsigned left = found[w]; left; left &= left - 1) {
           const int i = 32 * w + __ffsll(static_cast<long long>(left)) - 1;
-          if (count++ % shares == share) multiply_few<kExact>(p, tiles, row + i * kRows, block * kAmongMany * kOutputs);
+          if (count++ % shares == share) multiply_few<kExact>(p, tiles, row + i * kRows, block * kOutputTiles * kOutputs);
         }
       }
       __syncthreads();
@@ -177,37 +175,32 @@ __global__ void __launch_bounds__(kThreadsOfFew)
   }
 }
 
-template <int kRowTiles, int kOutputTiles>
+template <int kRowTiles>
 int32_t launch_tiles(const Projection& p, void* stream) {
   const int64_t output_blocks = tiles_of(p.outputs, kOutputTiles * kOutputs);
   const int64_t tasks = tiles_of(p.batch.total_rows, kRowTiles * kRows) * output_blocks;
-  const auto kernel =
-      exact(p.x, p.weight) ? projection_few<true, kRowTiles, kOutputTiles> : projection_few<false, kRowTiles, kOutputTiles>;
+  const auto kernel = exact(p.x, p.weight) ? projection_few<true, kRowTiles> : projection_few<false, kRowTiles>;
   return cuda::launch(kernel, tasks, kThreadsOfFew, 0, stream, p, output_blocks, tasks);
 }
-template <int kRowTiles, int kOutputTiles>
+template <int kRowTiles>
 int32_t load_tiles() {
-  return first_failure([] { return load_kernel(projection_few<true, kRowTiles, kOutputTiles>); },
-                       [] { return load_kernel(projection_few<false, kRowTiles, kOutputTiles>); });
+  return first_failure([] { return load_kernel(projection_few<true, kRowTiles>); },
+                       [] { return load_kernel(projection_few<false, kRowTiles>); });
 }
 
 }  // namespace
 
 int32_t launch_projection_few(const Projection& p, bool among_many, void* stream) {
   if (among_many) {
-    const int64_t output_blocks = tiles_of(p.outputs, kAmongMany * kOutputs), shares = std::min<int64_t>(p.batch.count, 8);
+    const int64_t output_blocks = tiles_of(p.outputs, kOutputTiles * kOutputs), shares = std::min<int64_t>(p.batch.count, 8);
     const auto kernel = exact(p.x, p.weight) ? projection_few_among_many<true> : projection_few_among_many<false>;
     return cuda::launch(kernel, output_blocks * shares, kThreadsOfFew, 0, stream, p, output_blocks, shares);
   }
-  if (p.batch.total_rows <= kRows) return launch_tiles<1, 2>(p, stream);
-  if (p.batch.total_rows <= 2 * kRows) return launch_tiles<2, 2>(p, stream);
-  const int64_t blocks = tiles_of(p.batch.total_rows, 4 * kRows) * tiles_of(p.outputs, 4 * kOutputs);
-  return blocks < kManyBlocks ? launch_tiles<4, 2>(p, stream) : launch_tiles<4, 4>(p, stream);
+  return p.batch.total_rows <= kRows ? launch_tiles<1>(p, stream) : launch_tiles<2>(p, stream);
 }
 
 int32_t load_projection_few() {
-  return first_failure([] { return load_tiles<1, 2>(); }, [] { return load_tiles<2, 2>(); },
-                       [] { return load_tiles<4, 2>(); }, [] { return load_tiles<4, 4>(); },
+  return first_failure([] { return load_tiles<1>(); }, [] { return load_tiles<2>(); },
                        [] { return load_kernel(projection_few_among_many<true>); },
                        [] { return load_kernel(projection_few_among_many<false>); });
 }
