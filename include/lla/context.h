@@ -55,7 +55,10 @@ typedef int32_t lla_determinism;
  * @brief Where host memory comes from. Copied into the context.
  *
  * Both functions may be called from any thread that calls lla. lla allocates when it creates a context, layer or state and
- * in lla_append(), never in lla_batch_plan(), lla_layer_forward(), lla_layer_backward() or lla_state_commit().
+ * in lla_append(), for lists of more than 64 layers, and on a device for copies of what a slot holds (lla_state_read(),
+ * lla_state_write(), lla_state_import_linear(), lla_state_pack(), lla_state_unpack()); never in lla_batch_plan(),
+ * lla_layer_forward(), lla_layer_backward() or lla_state_commit(). No lock is held while a hook runs, this one or another: it
+ * may ask (lla_context_query() and the like), but must not create, change or release anything of lla.
  */
 typedef struct lla_allocator {
   size_t struct_size; /**< sizeof(lla_allocator). */

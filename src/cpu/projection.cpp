@@ -265,11 +265,13 @@ struct BackwardDriver {
 }  // namespace
 
 const Kernel* projection_kernels(int isa, int64_t* count) {
-  if (isa == LLA_ISA_AVX512 && tiles()) {
-    static constexpr Kernel kOnTiles[] = {kTiledProjection, driver_kernel<ForwardDriver, LLA_ISA_AVX512>(),
-                                          driver_kernel<BackwardDriver, LLA_ISA_AVX512>()};
+  if (isa == LLA_ISA_AVX512 && (tiles() || bf16_dots())) {
+    static constexpr Kernel kForward = driver_kernel<ForwardDriver, LLA_ISA_AVX512>(),
+                            kBackward = driver_kernel<BackwardDriver, LLA_ISA_AVX512>();
+    static constexpr Kernel kOnTiles[] = {kTiledProjection, kForward, kBackward};
+    static constexpr Kernel kByDots[] = {kDotProjection, kForward, kBackward};
     *count = 3;
-    return kOnTiles;
+    return tiles() ? kOnTiles : kByDots;
   }
   return DriverTable<ForwardDriver, BackwardDriver>::of(isa, count);
 }

@@ -115,4 +115,10 @@ void TiledProjection::run_on_tiles(const void* problem, const Limits& limits, co
   run(simd(LLA_ISA_AVX512), *tiles(), problem, limits, scratch, phase, task);
 }
 
+void TiledProjection::run_on_dots(const void* problem, const Limits& limits, const Scratch& scratch, int32_t phase,
+                                  int64_t task) {
+  const Arithmetic arithmetic;
+  run(simd(LLA_ISA_AVX512), *bf16_dots(), problem, limits, scratch, phase, task);
+}
+
 }  // namespace lla::cpu

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// y = x W^T + bias of bf16 rows and a bf16 weight on matrix tiles. The weight is the left factor, as it lies in memory, for
-// one row as for many; the rows are packed once, in a phase of their own.
+// y = x W^T + bias of bf16 rows and a bf16 weight on matrix tiles, or by dot products in vectors. The weight is the left
+// factor, as it lies in memory, for one row as for many; the rows are packed once, in a phase of their own.
 #pragma once
 
 #include "cpu/parts.h"
@@ -16,11 +16,16 @@ struct TiledProjection {
   static void run(const Simd& simd, const Tiles& tiles, const void* problem, const Limits& limits, const Scratch& scratch,
                   int32_t phase, int64_t task);
   static void run_on_tiles(const void* problem, const Limits& limits, const Scratch& scratch, int32_t phase, int64_t task);
+  static void run_on_dots(const void* problem, const Limits& limits, const Scratch& scratch, int32_t phase, int64_t task);
 };
 
 constexpr Kernel kTiledProjection = {Op::ProjectionForward,         "cpu.projection.forward.tiles.avx512",
                                      TiledProjection::accepts,      TiledProjection::measure,
                                      TiledProjection::phases,       TiledProjection::tasks,
                                      TiledProjection::run_on_tiles, nullptr};
+constexpr Kernel kDotProjection = {Op::ProjectionForward,        "cpu.projection.forward.dots.avx512",
+                                   TiledProjection::accepts,     TiledProjection::measure,
+                                   TiledProjection::phases,      TiledProjection::tasks,
+                                   TiledProjection::run_on_dots, nullptr};
 
 }  // namespace lla::cpu

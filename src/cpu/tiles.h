@@ -35,5 +35,8 @@ struct Tiles {
 
 // Null unless this CPU has tiles for bf16 and the operating system lets the process use them.
 const Tiles* tiles();
+// The same by dot products of pairs in vectors (AVX512_BF16): for factors that are not split, which would take longer than
+// in fp32. Null unless this CPU has them and they are faster than fp32.
+const Tiles* bf16_dots();
 
 }  // namespace lla::cpu

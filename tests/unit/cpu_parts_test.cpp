@@ -98,12 +98,7 @@ TEST_P(PartsTest, ProjectionOfARowDoesNotDependOnTheBatch) {
 }
 
 // The product on tiles (in software) against the reference, and a row's bits alone and in a batch.
-TEST(TiledProjection, MatchesReference) {
-  Kernel kernel = cpu::kTiledProjection;
-  kernel.run = [](const void* p, const Limits& limits, const Scratch& scratch, int32_t phase, int64_t task) {
-    const auto& software = cpu::tiles_testing::kSoftwareTiles;
-    cpu::TiledProjection::run(cpu::simd(LLA_ISA_DEFAULT), software, p, limits, scratch, phase, task);
-  };
+void check_tiled_projection(const Kernel& kernel) {
   for (const Batch& batch : batches()) {
     for (const auto& [inputs, outputs] : {std::pair<int64_t, int64_t>{32, 16}, {96, 21}, {160, 135}}) {
       for (const int32_t result : {LLA_F32, LLA_BF16}) {
@@ -149,6 +144,17 @@ TEST(TiledProjection, MatchesReference) {
     run(kernel, &q, one.limits());
     ASSERT_EQ(0, std::memcmp(q.y.at(0, 2, 0), p.y.at(0, row, 0), static_cast<size_t>(p.outputs) * sizeof(float))) << row;
   }
+}
+
+TEST(TiledProjection, MatchesReference) {
+  Kernel kernel = cpu::kTiledProjection;
+  kernel.run = [](const void* p, const Limits& limits, const Scratch& scratch, int32_t phase, int64_t task) {
+    const auto& software = cpu::tiles_testing::kSoftwareTiles;
+    cpu::TiledProjection::run(cpu::simd(LLA_ISA_DEFAULT), software, p, limits, scratch, phase, task);
+  };
+  check_tiled_projection(kernel);
+  if (cpu::tiles()) check_tiled_projection(cpu::kTiledProjection);
+  if (cpu::bf16_dots()) check_tiled_projection(cpu::kDotProjection);
 }
 
 // ---- cases of every backend ----

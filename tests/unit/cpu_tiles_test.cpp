@@ -5,6 +5,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <vector>
@@ -23,9 +24,21 @@
 HWY_BEFORE_NAMESPACE();
 #include "cpu/simd_functions.h"
 #include "cpu/tiles_packing.h"
+// and what needs both
+#include "cpu/dots_product.h"
 namespace lla::cpu::HWY_NAMESPACE {
 
-constexpr Tiles kPacking = {nullptr, nullptr, nullptr, split_rows, pack_pairs, split_pack_pairs, scale_split_pack_pairs};
+void no_tiles() {}
+struct SoftwareDotUnit {
+  static HWY_INLINE V dot(V sum, Words a, Words b) {
+    const auto half = [](Words words) { return hn::BitCast(D(), words); };
+    const Words upper = hn::Set(DWord(), 0xffff0000u);
+    sum = hn::MulAdd(half(hn::ShiftLeft<16>(a)), half(hn::ShiftLeft<16>(b)), sum);
+    return hn::MulAdd(half(hn::And(a, upper)), half(hn::And(b, upper)), sum);
+  }
+};
+constexpr Tiles kPacking = {no_tiles,   no_tiles,         dots_product<SoftwareDotUnit>, split_rows,
+                            pack_pairs, split_pack_pairs, scale_split_pack_pairs};
 const Tiles* packing() { return &kPacking; }
 
 }  // namespace lla::cpu::HWY_NAMESPACE
@@ -145,8 +158,12 @@ void expect_product(const Tiles& t, int64_t m, int64_t n, int64_t k, int split) 
 }
 
 TEST(CpuTiles, Products) {
-  for (const Tiles* t : {&kSoftwareTiles, tiles()}) {
-    if (!t) continue;
+  std::vector<const Tiles*> all = packings();  // with dot products in software
+  all.push_back(&kSoftwareTiles);
+  for (const Tiles* t : {tiles(), bf16_dots()}) {
+    if (t) all.push_back(t);
+  }
+  for (const Tiles* t : all) {
     for (int64_t m : {16, 32, 48}) {
       for (int64_t n : {16, 32, 80}) {
         for (int64_t k : {32, 96}) {
